@@ -317,9 +317,7 @@ class TaskTable:
             if task.state == states.QUEUED:
                 self._tell(Cancelled(task.id))
             self.fail(task, cancelled_error(task))
-        elif (
-            next(iter(process.calls.values())) is not task
-        ):  # it has not begun, or runs beside others
+        elif next(iter(process.calls.values())) is not task:  # not begun, or beside others
             self._interrupt(task, process)
             self.fail(task, cancelled_error(task))
         else:

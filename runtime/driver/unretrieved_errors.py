@@ -14,9 +14,7 @@ from gmi_drl.runtime.wire.protocol import CallFailure
 from .processes import Actor
 from .task import CANCELLED, TaskSpec
 
-NOBODY: Final = (
-    "nobody had a handle of it any more"  # the reason given for an actor that is not needed
-)
+NOBODY: Final = "nobody had a handle of it any more"  # the reason of an unneeded actor's end
 _LINES: Final = 40
 _WIDTH: Final = 400
 _REMEMBERED: Final = 1000

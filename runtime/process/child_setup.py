@@ -23,7 +23,7 @@ PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 _PR_SET_NAME: Final = 15
 
-_LEAST_ROOM: Final = 64  # less are no fork server's arguments, or are hidden
+_LEAST_ROOM: Final = 64  # fewer bytes are no fork server's arguments, or are hidden
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -37,7 +37,7 @@ def prctl(option: int, value: int) -> None:
 
 @functools.cache
 def _arguments() -> tuple[int, int]:
-    """Returns where this process's arguments lie, which it shares with those it is forked from."""
+    """Returns the addresses between which this process's arguments lie, those of its parent."""
     with open("/proc/self/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return int(fields[45]), int(fields[46])  # arg_start, arg_end; see proc_pid_stat(5)
@@ -46,7 +46,7 @@ def _arguments() -> tuple[int, int]:
 def set_title(text: str) -> None:
     """Makes ps and top show `gmi-drl: <text>` (top its first 15 characters) for this process.
 
-    Written over the arguments of the fork server, which are long and which Python has copied.
+    It overwrites the arguments of the fork server, which are long and which Python has copied.
     """
     title = f"gmi-drl: {text}".encode()
     _libc.prctl(_PR_SET_NAME, title[:15], 0, 0, 0)
@@ -66,16 +66,16 @@ def python_path() -> str:
 def signal_when_gone(lifeline: int, number: int, whom: int) -> None:
     """Has the kernel signal `whom` (a pid, or a group as -pgid) when another process is gone.
 
-    `lifeline` is the reading end of a pipe whose other end that process alone has open. This
-    process may be stopped, or busy for ever, then.
+    `lifeline` is the reading end of a pipe whose other end only that process has open. It works
+    also while this process is stopped, or busy for ever.
     """
     try:
-        # What is signalled belongs to an open file, and a forked process shares its parent's.
+        # The owner is a property of the open file, which a forked process shares with its parent.
         file = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.fcntl(file, fcntl.F_SETOWN, whom)
         fcntl.fcntl(file, fcntl.F_SETSIG, number)
         fcntl.fcntl(file, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
-    except OSError:  # a sandbox: then it is up to the fork server
+    except OSError:  # in a sandbox, where the fork server has to do it
         return
     poll = select.poll()
     poll.register(lifeline)
@@ -84,7 +84,7 @@ def signal_when_gone(lifeline: int, number: int, whom: int) -> None:
 
 
 def isolate(parent: int, lifelines: Sequence[int]) -> None:
-    """Makes an own process group, which dies with whoever holds a lifeline, and resets signals.
+    """Makes a process group, which dies with the holder of each lifeline, and resets signals.
 
     SIGINT is ignored: on Ctrl-C it is the launcher that decides what its actors do.
     """
@@ -103,7 +103,7 @@ def isolate(parent: int, lifelines: Sequence[int]) -> None:
 
 
 def open_log(path: str) -> None:
-    """Points standard output and error at `path` (appending, by the line); crashes speak there."""
+    """Appends standard output, error and tracebacks of crashes to `path`, by the line."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -137,7 +137,7 @@ def configure(request: SpawnRequest) -> None:
                 f"cores={list(request.cores)}: {error.strerror}; this process may use "
                 f"{sorted(os.sched_getaffinity(0))}. Choose of those."
             ) from error
-    # Loaded before the fork: they read the variables above in the fork server already.
+    # Modules loaded before the fork have read the variables above in the fork server.
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(request.num_threads)
         torch.default_generator.seed()

@@ -1,4 +1,4 @@
-"""Connects a process to the driver: what it sends, what it gets, and who reads.
+"""Connects a process to the driver: it sends, receives, and decides which thread reads.
 
 No thread is kept only to read: whoever waits for something reads, and hands over to another waiter
 when it has what it wanted. What must be heard while a call runs (a stop, a cancellation) comes over
@@ -37,33 +37,33 @@ from .spin import Spin
 if TYPE_CHECKING:
     from gmi_drl.runtime.driver.driver import Driver
 
-_ROUND_TRIP_S: Final = 0.01  # to the driver and back; a shorter wait could not know what is there
+_ROUND_TRIP_S: Final = 0.01  # to the driver and back; a shorter wait asks it first
 INLINE_BYTES: Final = 128 << 10  # larger values go to the object store
 
 
 class Connection:
-    """The driver, as a process that it has started sees it."""
+    """Is the runtime of a process that the driver has started."""
 
     def __init__(self, sock: socket.socket, urgent: socket.socket, arena: Arena) -> None:
         self.arena = arena
-        self.namespace = ""  # of the runtime; known when this process is built
+        self.namespace = ""  # of the runtime; known from Build on
         self.sender = MessageSender(sock)
         self.stop = threading.Event()
         self.closing = False
-        self.reads = False  # whether a thread always does, so that slots are filled by themselves
+        self.reads = False  # whether a thread always reads, so that slots fill by themselves
         self.calls: collections.deque[framing.Message] = collections.deque()
         self.build: framing.Message | None = None
         self.functions: dict[bytes, Any] = {}
         self.running = 0  # the number of the call that may be cancelled, in the main thread
         self.cancelled: set[int] = set()  # numbers of calls
-        # Sees to a call that may be running.
+        # Called with the number of a call to cancel that may be running.
         self.cancel: Callable[[int], object] = self._interrupt_main
         self._sock, self._urgent = sock, urgent
         self._reader = framing.Reader()
         self._reading = threading.Lock()  # held by whoever reads `_sock`
         self._reader_ident = 0  # the thread that does; 0: not known yet
         self._main = threading.main_thread().ident or 0
-        self._changed = threading.Condition()  # for those who wait for another one's reading
+        self._changed = threading.Condition()  # for threads that wait while another one reads
         self._waiters = 0
         self._ended = False
         self._slots: dict[bytes, Slot] = {}
@@ -75,12 +75,12 @@ class Connection:
             self._poll.register(fd, select.POLLIN)
         self._spin = Spin()
         self._anything = functools.partial(self._poll.poll, 0)
-        self._known: set[bytes] = set()  # functions the driver has from us
+        self._known: set[bytes] = set()  # functions that this process has sent to the driver
         self.note = self.sender.note
         self.sender.forget = lambda id: self._slots.pop(id, None)
 
     def listen(self) -> None:
-        """Begins to hear what cannot wait; from the main thread."""
+        """Begins to read the urgent socket; called in the main thread."""
         signal.signal(signal.SIGUSR1, self._interrupt)
         threading.Thread(target=self._read_urgent, name="gmi_drl-hear", daemon=True).start()
 
@@ -111,12 +111,12 @@ class Connection:
         if self.pump(lambda: gate.open, timeout_s):
             return True
         if timeout_s is not None and timeout_s < _ROUND_TRIP_S:
-            self.request("nothing")  # what is there has been told when this is answered
+            self.request("nothing")  # when this is answered, all that is ready has been told
         self.unwant()
         return gate.open
 
     def notify(self, slots: Sequence[Slot]) -> None:
-        """Asks for values without a thread that waits: whoever reads fills their slots."""
+        """Asks for values without waiting; the thread that reads fills their slots."""
         self.want(slots, True)
 
     def check(self, chosen: TaskOptions | ActorOptions) -> None:
@@ -130,23 +130,23 @@ class Connection:
         return self.view(slot.id, place)
 
     def view(self, id: bytes, place: Place) -> packing.Part:
-        """Returns the bytes at a place; in the store they stay there until nobody looks at them."""
+        """Returns the bytes at a place; in the store they stay pinned as long as the view lives."""
         if isinstance(place, bytes):
             return place
         return packing.view(self.arena, place, lambda: self.sender.unpin(id))
 
     def submit(self, task: TaskSpec) -> list[Slot]:
-        """Passes a call on; its results' slots, each counted as one reference."""
+        """Submits a call; returns the slots of its results, each counted as one reference."""
         slots = [self.slot(id, task.name) for id in task.result_ids()]
         for slot in slots:
             self.note(slot.id, 1)
         self._send(Kind.SUBMIT, 0, task.fields())
         if task.body_id:
-            self.note(task.body_id, -1)  # from here on the call holds it
+            self.note(task.body_id, -1)  # the call holds it now
         return slots
 
     def start_actor(self, creation: TaskSpec, **details: Any) -> None:
-        """Passes the start of an actor on; counted as one handle."""
+        """Has the driver start an actor, counted as one handle."""
         self.note(creation.id, 1)
         try:
             self.request("start", creation.fields(), details)
@@ -158,16 +158,16 @@ class Connection:
                 self.note(creation.body_id, -1)
 
     def actor(self, id: bytes) -> None:
-        """Only the driver knows more of an actor than its name."""
+        """Returns None, as only the driver knows more of an actor than its name."""
 
     def add_function(self, id: bytes, name: str, body: bytes) -> None:
-        """Makes a function known to the driver, once."""
+        """Sends a function to the driver, once."""
         if id not in self._known:
             self._known.add(id)
             self._send(Kind.FUNCTION, 0, (id, name, body))
 
     def put(self, id: bytes, packed: packing.Packed, what: str) -> Slot:
-        """Gives a value to the driver to keep."""
+        """Stores a value with the driver, and returns its slot."""
         slot = self.slot(id, what)
         self.note(id, 1)
         try:
@@ -184,7 +184,7 @@ class Connection:
         return slot
 
     def request(self, method: str, *args: Any) -> Any:
-        """Asks the driver, and waits for its answer; raises what it answers with."""
+        """Makes a request of the driver; returns its answer, or raises it if that is an error."""
         number = next(self._requests)
         self._send(Kind.REQUEST, number, (method, args))
         if not self.pump(lambda: number in self._replies, None):
@@ -203,7 +203,7 @@ class Connection:
     # Reading.
 
     def pump(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Takes in messages until `done()`; False when the time is up or the driver is gone."""
+        """Handles messages until `done()`; False when the time is up or the driver is gone."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not done():
             if self._ended:
@@ -235,7 +235,7 @@ class Connection:
         """Waits for something to read; False when the time is up."""
         self._spin.until(self._anything)
         if deadline_s is None and not self.running:
-            return True  # the read itself waits
+            return True  # the read itself blocks
         while True:
             if threading.get_ident() == self._main:
                 self.check_cancelled(self.running)
@@ -295,7 +295,7 @@ class Connection:
             self.build = message
 
     def end(self) -> None:
-        """Ends every wait, as nothing more will come."""
+        """Ends every wait, as the driver is gone."""
         self._ended = self.closing = True
         self.stop.set()
         self._tell_waiters()
@@ -329,7 +329,7 @@ class Connection:
             self._return_calls()
 
     def _return_calls(self) -> None:
-        """Gives back calls that are not begun, also those in the socket if nobody reads."""
+        """Returns calls that have not begun, also those still in the socket if nobody reads."""
         if self._reading.acquire(blocking=False):
             try:
                 self._read(socket.MSG_DONTWAIT)
@@ -352,14 +352,14 @@ class Connection:
                 self.sender.unpin(id)
 
     def check_cancelled(self, number: int) -> None:
-        """Raises TaskCancelledError, once, in a call that is not wanted any more."""
+        """Raises TaskCancelledError, once, in a call that was cancelled."""
         if number in self.cancelled:
             self.cancelled.discard(number)
             call_context.mark_cancelled()
             raise TaskCancelledError("the call was cancelled")
 
     def _interrupt_main(self, number: int) -> None:
-        """Interrupts the main thread, when it is not in the middle of what must be whole."""
+        """Interrupts the main thread until its call has noticed the cancellation."""
         while self.running == number and number in self.cancelled:
             with contextlib.suppress(OSError):
                 os.eventfd_write(self._wake, 1)
@@ -367,7 +367,7 @@ class Connection:
             time.sleep(0.005)  # it is sending, say
 
     def _interrupt(self, *_: Any) -> None:
-        """Handles the signal: what waits for messages is woken, and raises by itself."""
+        """Handles the signal of a cancellation; a wait for messages raises by itself."""
         is_reading = self._reading.locked() and self._reader_ident in (0, self._main)
         if not is_reading and not self.sender.is_sending:
             self.check_cancelled(self.running)
@@ -376,11 +376,11 @@ class Connection:
 def place_value(
     runtime: Connection | Driver, id: bytes, packed: packing.Packed, what: str
 ) -> Place:
-    """Returns the bytes of a small value, or writes a large one to the store and tells where."""
+    """Returns the bytes of a small value, or the place in the store of a large one."""
     if packed.nbytes <= INLINE_BYTES:
         return packed.body
     location: int | str | None = runtime.request("create", id, packed.nbytes, what)
-    if location is None:  # it is there already
+    if location is None:  # it is in the store already
         return 0, packed.nbytes
     try:
         packing.write(runtime.arena, location, packed, what)

@@ -1,4 +1,4 @@
-"""Finds processes that those of a runtime have started, by a variable that they inherit.
+"""Finds the descendants of a runtime's processes by a variable that they inherit.
 
 A process may leave its group and its session, and its parents may die; the environment it was
 started with stays, and can be read in /proc by its user.
@@ -15,16 +15,16 @@ from typing import Final
 
 VARIABLE: Final = "GMI_DRL_PROCESS"
 _DEATH_S: Final = 2.0  # how long processes may take to die of SIGKILL
-_EXEC_S: Final = 1.0  # how long one may take from one program to the next; a busy core's turns
+_EXEC_S: Final = 1.0  # how long an exec may take on a busy core
 
 
 def mark(directory: Path | str, number: int | None = None) -> dict[str, str]:
-    """Returns a variable: what a process starts goes with it (`number`), or with the runtime."""
+    """Returns the variable that ties descendants to a process (`number`) or to the runtime."""
     return {VARIABLE: f"{directory}:{'' if number is None else number}"}
 
 
 def marked(pid: int) -> tuple[str, int | None]:
-    """Returns the directory and the number that a process was started with; "" without any."""
+    """Returns the directory and number in a process's variable; "" without one."""
     try:
         environment = _environment(pid)
     except OSError:  # it is over, or another user's
@@ -39,15 +39,15 @@ def marked(pid: int) -> tuple[str, int | None]:
 
 
 def _environment(pid: int) -> bytes:
-    """Returns a process's environment; of one that is within exec, when it has its new one.
+    """Returns a process's environment; of one within exec it waits for the new one.
 
-    Until the kernel has read the new program, there is none to see. Popen may return before.
+    Until the kernel has read the new program there is none, and Popen may return before that.
     """
     path = Path(f"/proc/{pid}/environ")
     deadline_s = time.monotonic() + _EXEC_S
     while not (data := path.read_bytes()) and _in_exec(pid) and time.monotonic() < deadline_s:
-        time.sleep(0.001)  # for its turn on a core
-    return data or path.read_bytes()  # it may have come between the two looks
+        time.sleep(0.001)  # gives up the core meanwhile
+    return data or path.read_bytes()  # it may have appeared since the last read
 
 
 def _in_exec(pid: int) -> bool:
@@ -59,9 +59,9 @@ def _in_exec(pid: int) -> bool:
 
 
 def kill_all(directory: Path) -> None:
-    """Kills all that was started in a runtime whose own processes are dead; waits until it is gone.
+    """Kills all descendants of a runtime whose own processes are dead; waits until they are gone.
 
-    It looks again until there is none, as one may have started something meanwhile.
+    It looks again until there is none, as some may have started others meanwhile.
     """
     deadline_s = time.monotonic() + _DEATH_S
     while any([_kill(pid, str(directory)) for pid in pids()]) and time.monotonic() < deadline_s:
@@ -69,7 +69,7 @@ def kill_all(directory: Path) -> None:
 
 
 def _kill(pid: int, directory: str) -> bool:
-    """Kills one of them; the descriptor keeps its pid from being another's."""
+    """Kills a process if it is marked so; its descriptor keeps the pid from being reused."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:

@@ -47,8 +47,8 @@ class _Server:
         self._reader = framing.Reader()
         self._waiting: collections.deque[framing.Message] = collections.deque()
         self._actors: dict[int, int] = {}  # pid: the actor's number
-        self._logs: dict[int, str] = {}  # pid: where it prints
-        self._looked_s = 0.0  # at the logs
+        self._logs: dict[int, str] = {}  # pid: its log
+        self._looked_s = 0.0  # when the sizes of logs were checked last
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._lifeline_read, self._lifeline_write = os.pipe2(os.O_CLOEXEC)
         self._driver_fd = _pidfd(config.driver_pid)
@@ -59,11 +59,11 @@ class _Server:
 
     def run(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # Whoever stopped this process: the end is for it to see to.
+        # Even if somebody has stopped this process, it must see the driver's end.
         child_setup.signal_when_gone(self._config.lifeline_fd, signal.SIGCONT, os.getpid())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        with contextlib.suppress(OSError):  # grandchildren whose parent died come to us
+        with contextlib.suppress(OSError):  # orphaned grandchildren become children of this process
             child_setup.prctl(child_setup.PR_SET_CHILD_SUBREAPER, 1)
         try:
             ready = self._preload()
@@ -84,18 +84,18 @@ class _Server:
         loaded: list[str] = []
         skipped: dict[str, str] = {}
         threaded_by = ""
-        for name in ("cloudpickle", *self._config.preload):  # the first is the actors' own need
+        for name in ("cloudpickle", *self._config.preload):  # the runtime needs the first
             if os.getppid() != self._config.driver_pid:  # it is gone
                 return None
             try:
                 importlib.import_module(name)
-            except Exception as error:  # not installed, or broken: the actor that needs it says so
+            except Exception as error:  # an actor that needs it will fail
                 skipped[name] = f"{type(error).__name__}: {error}"
             else:
                 loaded.append(name)
             if not threaded_by and _num_threads() > 1:
                 threaded_by = name
-        # What is collected here is never looked at again, so that children keep sharing the pages.
+        # The collector ignores frozen objects from now on, so that children keep sharing the pages.
         gc.collect()
         gc.freeze()
         import_s = time.monotonic() - start_s
@@ -105,7 +105,7 @@ class _Server:
         )  # fmt: skip
 
     def _once(self) -> bool:
-        """Waits for something to do, and does it; False when the driver is gone."""
+        """Handles one round of messages, exits and logs; False when the driver is gone."""
         for fd, _ in self._poll.poll(logs.LOOK_S * 1000 if self._logs else None):
             if fd == self._wake_read:
                 with contextlib.suppress(BlockingIOError):
@@ -175,7 +175,7 @@ class _Server:
             os._exit(code)
 
     def _forget(self) -> None:
-        """Closes in the child what is the server's, above all other actors' sockets."""
+        """Closes the server's descriptors in the child, and the sockets of other actors."""
         self._control.close()
         for message in self._waiting:
             message.close()
@@ -188,7 +188,7 @@ class _Server:
                 os.close(fd)
 
     def _collect(self) -> None:
-        """Reaps every child that has ended; what an actor leaves in its group is killed."""
+        """Reaps every child that has ended, and kills what is left of its process group."""
         reaped = False
         while True:
             try:
@@ -213,9 +213,9 @@ class _Server:
                 self._tell(Kind.EXITED, number, Exited(code, by_signal, died_s))
 
     def _kill_left(self) -> None:
-        """Kills what actors that have ended left in sessions of their own: it has come to us.
+        """Kills orphans that actors which have ended left in sessions of their own.
 
-        What that has started comes to us in its turn, when it has ended.
+        What these have started becomes a child of this process when they have ended.
         """
         for pid in _children():
             if pid not in self._actors:
@@ -228,7 +228,7 @@ class _Server:
         framing.send(self._control, framing.frame(kind, number, pickle.dumps(value, 5)))
 
     def _kill_all(self) -> None:
-        """Kills the actors' groups, then whatever else they left to us; waits until it is gone."""
+        """Kills the actors' groups, then orphans that they left; waits until all are gone."""
         deadline_s = time.monotonic() + _LAST_CHILDREN_S
         while time.monotonic() < deadline_s:
             for pid in self._actors:
@@ -249,7 +249,7 @@ class _Server:
 def _signal_group(pid: int, number: int) -> None:
     try:
         os.killpg(pid, number)
-    except ProcessLookupError:  # forked just now: it has not made its group yet
+    except ProcessLookupError:  # it was just forked, and has no group yet
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
@@ -257,7 +257,7 @@ def _signal_group(pid: int, number: int) -> None:
 def _pidfd(pid: int) -> int:
     try:
         return os.pidfd_open(pid)
-    except OSError:  # an old kernel, a sandbox: the closing socket must do
+    except OSError:  # on an old kernel, or in a sandbox, the closing socket tells
         return -1
 
 
@@ -266,7 +266,7 @@ def _num_threads() -> int:
 
 
 def _children() -> list[int]:
-    """Pids of all children, with those that a dead one left to us."""
+    """Returns the pids of all children, with orphans that dead ones left."""
     own_pid = os.getpid()
     try:
         with open(f"/proc/self/task/{own_pid}/children") as file:

@@ -29,11 +29,11 @@ ONE_THREAD: Final = {
     "GOMP_SPINCOUNT": "10000",
 }
 _END_S: Final = 8.0
-_LAST_WORDS_S: Final = 1.0  # from the end of its socket to its own
+_LAST_WORDS_S: Final = 1.0  # how long it may take to exit after its socket has closed
 
 
 class ForkServerProcess:
-    """A fork server, and those that come after it; `control` is our end of the socket to it."""
+    """Runs a fork server, and its replacements; `control` is the socket to it."""
 
     def __init__(self, preload: Sequence[str], arena: Arena) -> None:
         run_directory.sweep()
@@ -55,7 +55,7 @@ class ForkServerProcess:
             raise
 
     def start(self) -> None:
-        """Starts the process: the first one, or one in the place of one that has died."""
+        """Starts the process, or a replacement of one that has died."""
         self.control, server_sock = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC
         )
@@ -81,17 +81,17 @@ class ForkServerProcess:
             server_sock.close()
 
     def how_it_died(self) -> str:
-        """Tells how it ended, when it has closed its socket: `(pid 12) was killed by SIGKILL`."""
+        """Tells how it ended after closing its socket: `(pid 12) was killed by SIGKILL`."""
         try:
             code = self.process.wait(_LAST_WORDS_S)
-        except subprocess.TimeoutExpired:  # it is of no use any more
+        except subprocess.TimeoutExpired:  # it hangs
             self.process.kill()
             code = self.process.wait()
         text = exit_text(None, -code) if code < 0 else exit_text(code, None)
         return f"(pid {self.process.pid}) {text}"
 
     def end(self, at_once: bool) -> None:
-        """Ends it, and sees that nothing is left; `at_once` if it has not forked anything."""
+        """Ends it and all that it has forked; `at_once` if it has not forked anything."""
         self.control.close()
         if at_once:
             self.process.kill()
@@ -100,7 +100,7 @@ class ForkServerProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        if self.process.returncode and not at_once:  # it has not seen to the end of what it forked
+        if self.process.returncode and not at_once:  # it has not cleaned up by itself
             descendants.kill_all(self.directory)
 
     def remove(self) -> None:
@@ -111,7 +111,7 @@ class ForkServerProcess:
         self.forget()
 
     def forget(self) -> None:
-        """After a fork of the launcher: closes the copy whose end others wait for."""
+        """Closes this copy's descriptors after a fork of the launcher."""
         for fd in self._lifeline:
             with contextlib.suppress(OSError):
                 os.close(fd)

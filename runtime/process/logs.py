@@ -1,4 +1,4 @@
-"""Reads the ends of processes' logs for errors' texts, and bounds what prints for weeks.
+"""Reads the ends of processes' logs for the texts of errors, and bounds the sizes of logs.
 
 A log that is too long goes to `<log>.1`, in place of what was there, and begins anew. It remains
 the same file: processes, and what they have started, have it open for appending, native code too.
@@ -16,20 +16,20 @@ from typing import Final
 
 from .child_setup import STACK_SIGNAL
 
-LOG_BYTES: Final = 16 << 20  # then it begins anew, so that twice as much is on the disk
-PRIVATE_LOG_BYTES: Final = 1 << 20  # of one in a run directory, which goes with its process
-LOOK_S: Final = 2.0  # between two looks at their sizes
+LOG_BYTES: Final = 16 << 20  # a longer log begins anew, so that the disk has at most twice that
+PRIVATE_LOG_BYTES: Final = 1 << 20  # of a log in a run directory, which is removed with its process
+LOOK_S: Final = 2.0  # between two checks of their sizes
 _TAIL_LINES: Final = 40
 _TAIL_BYTES: Final = 1 << 16
-_CATCH_UPS: Final = 8  # with what is written meanwhile
+_CATCH_UPS: Final = 8  # rounds of copying what was written meanwhile
 _STACKS_LOOK_S: Final = 0.05
-_QUIET_LOOKS: Final = 4  # a log that has not grown for so many looks has all of the stacks
+_QUIET_LOOKS: Final = 4  # a log that did not grow for so many checks is complete
 
 
 def log_tail(path: str | Path) -> str:
     """Returns the last 40 lines of a log; empty when it cannot be read."""
     text = _end(path)
-    if text.count("\n") < _TAIL_LINES:  # it may have begun anew just now
+    if text.count("\n") < _TAIL_LINES:  # it may just have begun anew
         text = _end(f"{path}.1") + text
     return "\n".join(text.splitlines()[-_TAIL_LINES:])
 
@@ -47,7 +47,7 @@ def _end(path: str | Path) -> str:
 def rotate(path: str, most_bytes: int) -> None:
     """Moves the last `most_bytes` of a longer log to `<path>.1` and begins it anew.
 
-    A line written at that moment may be lost. Where there is no room, the log stays as it is.
+    A line written at that moment may be lost. On a full disk the log stays as it is.
     """
     with contextlib.suppress(OSError):
         log = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -81,7 +81,7 @@ def _copy_end(log: int, path: str, most_bytes: int) -> None:
 def write_stacks(pid: int, log: str, timeout: timedelta) -> bool:
     """Has a process write the Python stacks of its threads to its log; False if not in time.
 
-    Works in a process that holds its interpreter for ever, and in none that is stopped.
+    It works for a process that never releases the GIL, and not for a stopped one.
     """
     deadline_s = time.monotonic() + timeout.total_seconds()
     old_size = size = _size(log)

@@ -1,4 +1,4 @@
-"""Shows that the work of this thread makes progress, to who has asked to be told.
+"""Reports the progress of a thread's work to whoever watches the thread.
 
 In a thread that is bound to nobody `beat` and `waiting` do nothing.
 """
@@ -8,36 +8,36 @@ from __future__ import annotations
 import threading
 from typing import Final, Protocol
 
-SET_UP: Final = "set-up"  # the phase before a process does what it is for
+SET_UP: Final = "set-up"  # the phase before a process does its actual work
 
 
 class Watched(Protocol):
-    """Is told of the progress of a thread."""
+    """Receives the progress of a thread."""
 
     def beat(self, phase: str | None = None) -> None:
-        """Shows progress in `phase`; None: in the one that it was in."""
+        """Notes progress in `phase`; None: in the current one."""
 
     def begin_wait(self) -> None:
-        """Shows that the thread waits for another process, until its next beat."""
+        """Notes that the thread waits for another process, until its next beat."""
 
 
 _here: Final = threading.local()
 
 
 def bind(watched: Watched | None) -> None:
-    """Has `watched` be told of this thread, or nobody."""
+    """Sets who is told of this thread's progress; None: nobody."""
     _here.watched = watched
 
 
 def beat(phase: str | None = None) -> None:
-    """Shows progress of this thread; see `Watched.beat`."""
+    """Reports progress of this thread; see `Watched.beat`."""
     watched: Watched | None = getattr(_here, "watched", None)
     if watched is not None:
         watched.beat(phase)
 
 
 class _Waiting:
-    """Inside the block this thread waits for another process."""
+    """Reports that this thread waits for another process inside the block."""
 
     def __enter__(self) -> None:
         watched: Watched | None = getattr(_here, "watched", None)

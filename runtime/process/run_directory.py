@@ -76,7 +76,7 @@ def _create(prefix: str, base: Path) -> tuple[Path, int]:
         lock = None
         with contextlib.suppress(FileNotFoundError):
             lock = _locked(path)
-        if lock is None:  # somebody swept it before it was locked: the next one is as new
+        if lock is None:  # it was swept before it was locked: make another one
             continue
         try:
             (path / MARKER).write_bytes(_TEXT)
@@ -120,7 +120,7 @@ def sweep() -> None:
 
 
 def named(prefix: str, base: Path) -> Iterator[Path]:
-    """Yields what is called as `create` calls it; `prefix` is a regular expression."""
+    """Yields paths with names as `create` makes them; `prefix` is a regular expression."""
     name = re.compile(prefix + _RANDOM)
     with contextlib.suppress(OSError):
         yield from (base / entry for entry in sorted(os.listdir(base)) if name.fullmatch(entry))
@@ -161,7 +161,7 @@ def _locked(path: Path) -> int | None:
 
 
 def working_directory() -> str:
-    """Returns where processes begin; the root, if this one's directory is gone."""
+    """Returns this process's working directory, or the root if that is gone."""
     try:
         return os.getcwd()
     except FileNotFoundError:

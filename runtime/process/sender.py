@@ -1,8 +1,8 @@
-"""Sends to the driver what a process has to say: answers at once, records when it can, in order.
+"""Sends a process's messages to the driver in order: answers at once, records when it can.
 
-References taken up and dropped, and places no longer looked at, are noted by finalizers, which may
-run anywhere; they go before the next thing that is sent, so that the driver always learns that this
-process holds something before it learns that a call which lent it is over.
+References taken and dropped, and places that are no longer viewed, are noted by finalizers, which
+may run anywhere. They are sent before the next frame, so that the driver learns that this process
+holds an object before it learns that the call which passed it has ended.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _FLUSH_S: Final = 2.0
 
 
 class MessageSender:
-    """The sending half of the connection to the driver, for any thread."""
+    """Is the sending half of the connection to the driver, for any thread."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.forget: Callable[[bytes], object] = bytes  # called with ids nobody here refers to
+        self.forget: Callable[[bytes], object] = bytes  # called with ids without references here
         self._sock = sock
         self._sending = threading.Lock()
         self._notes: collections.deque[tuple[bytes, int]] = collections.deque()  # change 0: unpin
@@ -38,19 +38,19 @@ class MessageSender:
 
     @property
     def is_sending(self) -> bool:
-        """Returns whether a frame is half sent, perhaps."""
+        """Returns whether a frame may be only partly sent."""
         return self._sending.locked()
 
     def note(self, id: bytes, change: int, soon: bool = True) -> None:
-        """Notes that a reference or handle was taken up (+1) or dropped (-1)."""
+        """Notes that a reference or handle was taken (+1) or dropped (-1)."""
         self._notes.append((id, change))
 
     def unpin(self, id: bytes) -> None:
-        """Notes that nobody looks at this object's memory any more."""
+        """Notes that a view of this object's memory is gone."""
         self._notes.append((id, 0))
 
     def send(self, frame: bytes, fds: Sequence[int] = ()) -> None:
-        """Sends what was noted and emitted before, then this frame; waits until it is taken."""
+        """Sends earlier notes and records, then this frame; blocks until all is taken."""
         with self._sending:
             if self._notes:
                 frame = self._noted() + frame
@@ -59,7 +59,7 @@ class MessageSender:
             self._send(frame, fds)
 
     def send_noted(self) -> None:
-        """Sends what was noted, before a wait that may be long."""
+        """Sends the notes, before a wait that may be long."""
         if self._notes:
             with self._sending:
                 self._send(self._noted())
@@ -106,7 +106,7 @@ class MessageSender:
             self._send(b"".join(framing.frame(Kind.RECORD, dropped, record) for record in batch))
 
     def _noted(self) -> bytes:
-        """Returns the frames of what was noted: only what goes from none to some, and back."""
+        """Returns the frames of the notes: only changes from no reference to some, and back."""
         changes: list[tuple[bytes, int]] = []
         unpinned: list[bytes] = []
         while self._notes:

@@ -35,14 +35,14 @@ from gmi_drl.runtime.wire.protocol import STAMP, Build, CallFailure, Kind, Place
 from . import child_setup
 from .connection import INLINE_BYTES, Connection, place_value
 
-_OURS: Final = [__file__, closures.__file__]  # whose frames tell the user nothing
+_OURS: Final = [__file__, closures.__file__]  # files whose frames are hidden from tracebacks
 _ONE_CPU: Final = ({"CPU": 1.0}, ())  # and no GPU
 _here: WorkerProcess | None = None
 _label: contextvars.ContextVar[Any] = contextvars.ContextVar("gmi_drl_label")
 
 
 class Labelled(NamedTuple):
-    """A record of one of several that speak in an actor, as it is found in `records()`."""
+    """A record with the label of who emitted it in an actor of several."""
 
     label: Any
     record: Any
@@ -64,7 +64,7 @@ def emit(record: Any) -> bool:
 
 
 def label_records(label: Any) -> None:
-    """Makes what this thread or asyncio task emits from here on `Labelled` so."""
+    """Has records that this thread or asyncio task emits from here on be `Labelled` so."""
     _label.set(label)
 
 
@@ -80,7 +80,7 @@ def set_title(text: str) -> None:
 
 
 class WorkerProcess(Protocol):
-    """What code that runs in a process of the runtime can do with it, on either engine."""
+    """Is what code in a process of the runtime can use of it, on either engine."""
 
     def post_record(self, record: bytes) -> None:
         """Sends a record to the launcher; never waits."""
@@ -131,7 +131,7 @@ def _leave(connection: Connection, code: int) -> None:
 
 
 def exit_code(leaving: SystemExit) -> int:
-    """Returns the code that a process ends with by sys.exit; prints what is no number."""
+    """Returns the exit code of a sys.exit; an argument that is no number is printed."""
     if leaving.code is None:
         return 0
     if isinstance(leaving.code, int):
@@ -141,7 +141,7 @@ def exit_code(leaving: SystemExit) -> int:
 
 
 class ArrivedCall:
-    """A call as it arrived, with what its process has to know to run it."""
+    """Holds a received call, with what its process needs to run it."""
 
     __slots__ = ("_about", "_arguments", "_attempt", "_failures", "_function", "_inputs",
                  "_message", "_replayed", "_retries", "_worker", "name", "number", "returns",
@@ -151,7 +151,7 @@ class ArrivedCall:
         self._worker = worker
         self._message = message
         self._retries = 0
-        self.yielded: list[Any] = []  # by a generator that is to give several results
+        self.yielded: list[Any] = []  # by a generator whose call returns several results
         self.number = message.id
         (
             self.task, self.name, self._function, self.returns, self._arguments, self._inputs,
@@ -172,7 +172,7 @@ class ArrivedCall:
         return functions[function]
 
     def option(self, name: str) -> Any:
-        """Returns how a method is run: as this call was given, or as the class says."""
+        """Returns an option of this call, else of its method in the class."""
         if self._about and name in self._about:
             return self._about[name]
         return getattr(
@@ -180,17 +180,17 @@ class ArrivedCall:
         )
 
     def should_retry(self, error: Exception) -> bool:
-        """Returns whether a method that raised this is to be called again, as its next attempt.
+        """Returns whether a method that raised this is called again, as its next attempt.
 
-        Its calls are counted on, so they are made anew. When the actor is rebuilt all of this
-        happens again, so that the state is what it was.
+        Its calls get new ids, so that they are made anew. A rebuilt actor repeats all attempts, so
+        that its state is the same.
         """
         if not isinstance(self._function, str) or isinstance(error, TaskCancelledError):
             return False
         limit = self.option("max_task_retries")
         if limit is None:
             limit = self._worker.build.max_task_retries
-            if limit < 0:  # as often as it crashes, which cannot be meant for what it raises
+            if limit < 0:  # unlimited retries are meant for crashes, not for exceptions
                 limit = METHOD_RETRIES
         error_classes = self.option("retry_exceptions")
         if isinstance(error_classes, bytes):
@@ -212,7 +212,7 @@ class ArrivedCall:
         def what() -> str:
             return f"an argument of {self.name}"
 
-        # All of them at once, and each once: the view unpins its place in the end.
+        # Each place is viewed once, as the end of its view unpins it.
         views = {id: connection.view(id, place) for id, place in dict(self._inputs).items()}
         body = connection.view(ids.arguments(self.task), self._arguments)
         inputs = [packing.unpack(views[id], what) for id, _ in self._inputs]
@@ -221,12 +221,12 @@ class ArrivedCall:
         return args, kwargs
 
     def enter(self, task: bytes = b"") -> None:
-        """Makes this the context of the code that runs now; `task`: another id for it."""
+        """Makes this call the context of the code that runs now; `task` replaces its id."""
         build = self._worker.build
         resources, gpu_ids = build.resources, build.gpu_ids
         if not build.actor:
             resources, gpu_ids = self._about or _ONE_CPU
-        calls = itertools.count(self._failures << 32)  # other ids than those before it raised
+        calls = itertools.count(self._failures << 32)  # each attempt's calls get other ids
         context = call_context.Context(
             task_id=task or self.task, name=self.name, attempt=self._attempt,
             actor_id=build.actor, actor_name=build.name, restarts=build.restarts,
@@ -237,13 +237,13 @@ class ArrivedCall:
 
 
 class Worker:
-    """Runs the calls that come over a connection."""
+    """Runs the calls that arrive over a connection."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.build = Build(0)
         self.instance: Any = None
-        self._titled = ""  # the task that its title names
+        self._titled = ""  # the name in the process's title
 
     def post_record(self, record: bytes) -> None:
         self.connection.sender.post(record)
@@ -294,7 +294,7 @@ class Worker:
         return getattr(instance, name)
 
     def _build_actor(self, build: Build) -> bool:
-        """Builds the actor; False when the driver went away before it was asked for."""
+        """Builds the actor; False if the driver was gone before that."""
         if build.setup:
             packing.unpack(build.setup, f"the setup of actor {build.name}")()
         cls = packing.unpack(build.cls, f"the class of actor {build.name}")
@@ -304,7 +304,7 @@ class Worker:
         began_s = time.time()
         call = ArrivedCall(self, message)
         args, kwargs = call.arguments()
-        # One that runs several calls at once is not made again as it was: nor what it calls here.
+        # A concurrent actor is not rebuilt by replay, so that its calls here need no fixed ids.
         is_concurrent = build.max_concurrency > 1 or build.concurrency_groups
         call.enter(ids.root() if is_concurrent else b"")
         self.instance = cls(*args, **kwargs)
@@ -321,7 +321,7 @@ class Worker:
         def answer(message: framing.Message) -> None:
             try:
                 self._answer(message)
-            except SystemExit as leaving:  # the pool would keep it to itself
+            except SystemExit as leaving:  # the pool would swallow it
                 _leave(self.connection, exit_code(leaving))
 
         with contextlib.ExitStack() as stack:
@@ -335,7 +335,7 @@ class Worker:
                 pools[self._group(message)].submit(answer, message)
 
     def _group(self, message: framing.Message) -> str:
-        """Returns the concurrency group that a call runs in; an unknown one is refused there."""
+        """Returns the concurrency group of a call; "" if unknown, which `target` refuses."""
         groups = self.build.concurrency_groups
         if not groups:
             return ""
@@ -360,7 +360,7 @@ class Worker:
 
         def done(number: int, task: asyncio.Task[None]) -> None:
             del running[number]
-            if task.cancelled():  # before it began, or while it waited for its turn
+            if task.cancelled():  # while it waited for its turn
                 self._fail(number, TaskCancelledError("the call was cancelled"), time.time())
 
         def cancel(number: int) -> None:
@@ -435,7 +435,7 @@ class Worker:
     def _value(
         self, call: ArrivedCall, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        """Returns what the call gives; items of a generator are sent on the way."""
+        """Returns the result of a call; items of a generator are sent as they are yielded."""
         while True:
             try:
                 value = function(*args, **kwargs)
@@ -446,7 +446,7 @@ class Worker:
                     return index
                 if call.returns > 1 and inspect.isgenerator(value):
                     call.yielded = []
-                    call.yielded.extend(value)  # if it raises, what it has yielded is kept
+                    call.yielded.extend(value)  # kept even if it raises later
                     return call.yielded
                 return value
             except Exception as error:
@@ -458,7 +458,7 @@ class Worker:
     async def _awaited_value(
         self, call: ArrivedCall, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        """Returns the same, in an event loop."""
+        """Returns what `_value` does, in an event loop."""
         while True:
             try:
                 value = self._value(call, function, args, kwargs)
@@ -529,7 +529,7 @@ class Worker:
             packed = packing.pack(self.instance.save(), f"what {build.name}.save gave")
             id = ids.result(build.actor, call.sequence)
             place = place_value(self.connection, id, packed, f"a checkpoint of {build.name}")
-        except Exception:  # the calls since the last one stay known, and can be run again
+        except Exception:  # the log of calls since the last checkpoint stays
             traceback.print_exc()
             return
         data = pickle.dumps((call.sequence, place, packed.refs), 5)
@@ -543,13 +543,13 @@ def call_failure(error: BaseException) -> bytes:
     with contextlib.suppress(OSError):  # the log's disk may be full; the caller still learns it
         print(text, file=sys.stderr, end="", flush=True)
     error.__traceback__ = None
-    with contextlib.suppress(Exception):  # a class that guards its attributes
+    with contextlib.suppress(Exception):  # the class may forbid new attributes
         truncate_texts(error)
     return packing.pack(CallFailure(packing.pack_exception(error), text, raised_s)).body
 
 
 def _without_our_frames(error: BaseException) -> BaseException:
-    """Returns the error with its traceback beginning at the user's code, if any is there."""
+    """Returns the error with a traceback that begins at the user's code, if it has any."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
         trace = trace.tb_next

@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from .resources import Demand
     from .task_queue import DemandLine
 
-Id: TypeAlias = Any  # whatever the driver names it with
+Id: TypeAlias = Any  # any value by which the driver names it
 
 
 @dataclass(slots=True, eq=False)
 class QueueEntry:
-    """Fields of what can wait in a queue that are the scheduler's own."""
+    """Holds the scheduler's own fields of what can wait in a queue."""
 
     want: Demand = field(init=False, repr=False)
     order: int = field(init=False, repr=False)  # by submission
-    # Younger ones that took what it waits for.
+    # Younger entries that have taken resources it waits for.
     overtaken: int = field(init=False, repr=False, default=0)
-    line: DemandLine | None = field(init=False, repr=False, default=None)  # where it waits
-    local: LocalScheduler = field(init=False, repr=False)  # where it is
+    line: DemandLine | None = field(init=False, repr=False, default=None)  # in which it waits
+    local: LocalScheduler = field(init=False, repr=False)  # the device that it is on
 
 
 @dataclass(slots=True, eq=False)
 class Submitted(QueueEntry):
-    """A process of `device` submitted a task all inputs of which are there."""
+    """A process of `device` submitted a task whose inputs are ready."""
 
     task: Id
     function: bytes
@@ -40,12 +40,12 @@ class Submitted(QueueEntry):
     demand: Mapping[str, float]
     pinned: int | None = None  # the device it must run on
     worker: WorkerState | None = field(init=False, repr=False, default=None)
-    cost_s: float = field(init=False, repr=False)  # what it counts for on its worker
+    cost_s: float = field(init=False, repr=False)  # its expected run time on its worker
 
 
 @dataclass(slots=True, eq=False)
 class ActorSubmitted(QueueEntry):
-    """An actor wants its resources, for life."""
+    """An actor was submitted, which holds its resources for life."""
 
     actor: Id
     device: int
@@ -59,7 +59,7 @@ Waiting: TypeAlias = Submitted | ActorSubmitted  # what can wait in a queue
 
 @dataclass(slots=True)
 class Finished:
-    """A worker has run a task, well or not."""
+    """A worker has run a task, which may have failed."""
 
     task: Id
     worker: Id
@@ -68,21 +68,21 @@ class Finished:
 
 @dataclass(slots=True)
 class Blocked:
-    """The task of a worker, or an actor's method, waits in get(), and lends its CPUs meanwhile."""
+    """A worker's task, or an actor's method, waits in get() and lends its CPUs meanwhile."""
 
     worker: Id
 
 
 @dataclass(slots=True)
 class Unblocked:
-    """The task goes on, at once: its CPUs count again, were they over-committed by that."""
+    """The task goes on at once: its CPUs count again, even if that over-commits them."""
 
     worker: Id
 
 
 @dataclass(slots=True)
 class Cancelled:
-    """A task that no worker was given is not wanted any more."""
+    """A task that was given to no worker was cancelled."""
 
     task: Id
 
@@ -95,7 +95,7 @@ class WorkerStarted:
 
 @dataclass(slots=True)
 class WorkerLost:
-    """A worker is gone. Its tasks are forgotten: the driver submits again what shall run again."""
+    """A worker is gone. Its tasks are forgotten; the driver submits again what is to run again."""
 
     worker: Id
 
@@ -110,12 +110,12 @@ class Returned:
 
 @dataclass(slots=True)
 class Ticked:
-    """Time has passed. Wanted every few milliseconds while `Scheduler.wants_tick`."""
+    """Time has passed; to be told every few milliseconds while `Scheduler.wants_tick`."""
 
 
 @dataclass(slots=True)
 class ActorGone:
-    """An actor is dead, or is not wanted any more before it was started."""
+    """An actor is dead, or was dropped before it was started."""
 
     actor: Id
 
@@ -128,7 +128,7 @@ Event: TypeAlias = (
 
 @dataclass(slots=True)
 class Run:
-    """Hand the task to the worker, which runs what it is handed in that order."""
+    """Give the task to the worker, which runs tasks in the order they were given."""
 
     task: Id
     worker: Id
@@ -136,21 +136,21 @@ class Run:
 
 @dataclass(slots=True)
 class StartWorker:
-    """One more worker process is wanted; `WorkerStarted` answers."""
+    """Start one more worker process; `WorkerStarted` answers."""
 
     device: int
 
 
 @dataclass(slots=True)
 class StopWorker:
-    """An idle one too many. The scheduler has forgotten it already."""
+    """Stop an idle worker, which the scheduler has forgotten already."""
 
     worker: Id
 
 
 @dataclass(slots=True)
 class Recall:
-    """Ask for the tasks this worker has not begun; `Returned` answers, with none if need be."""
+    """Ask a worker for the tasks it has not begun; `Returned` answers, perhaps with none."""
 
     worker: Id
 
@@ -163,11 +163,11 @@ class StartActor:
 
 @dataclass(slots=True)
 class Infeasible:
-    """No device can ever run it. It is forgotten."""
+    """Fail a task or an actor that no device can ever run; it is forgotten."""
 
     subject: Id  # a task or an actor
     reason: str
 
 
 Instruction: TypeAlias = Run | StartWorker | StopWorker | Recall | StartActor | Infeasible
-Out: TypeAlias = list[Instruction]  # what is to be done is appended to it
+Out: TypeAlias = list[Instruction]  # instructions are appended to it

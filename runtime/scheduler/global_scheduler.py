@@ -20,14 +20,14 @@ from .events import ActorSubmitted, Submitted, Waiting
 from .local_scheduler import LocalScheduler
 from .resources import Demand, to_amounts
 
-THRESHOLD: Final = 16  # how many may wait on a device before more is sent elsewhere
-UNKNOWN_S: Final = 0.01  # taken for the run time of a function until it has been measured
-KEEP_S: Final = 0.005  # a wait for which a task is not sent away
+THRESHOLD: Final = 16  # tasks waiting on a device, beyond which more are sent elsewhere
+UNKNOWN_S: Final = 0.01  # the run time of a function that was never measured
+KEEP_S: Final = 0.005  # a task is not sent away for a wait this short
 _REMEDIES: Final = {"CPU": "num_cpus", "GPU": "num_gpus"}
 
 
 class GlobalScheduler:
-    """Decides from what the local schedulers hold; it keeps nothing."""
+    """Decides from the state of the local schedulers, and has none of its own."""
 
     def __init__(self, locals_: Mapping[int, LocalScheduler]) -> None:
         self._locals = locals_
@@ -42,9 +42,9 @@ class GlobalScheduler:
         )
 
     def choose(self, entry: Submitted) -> LocalScheduler | None:
-        """Chooses by the least wait; on a tie the submitter's device, then the least load.
+        """Chooses the device with the least wait; on a tie the submitter's, then the least loaded.
 
-        Devices whose actors, or blocked tasks, leave too little come last. None: no device has it
+        Devices where actors or blocked tasks leave too little come last. None: no device has enough
         in total.
         """
         demand = entry.want
@@ -58,7 +58,7 @@ class GlobalScheduler:
         return min(self._capable(demand), key=preference, default=None)
 
     def choose_for_actor(self, entry: ActorSubmitted) -> LocalScheduler | None:
-        """Chooses where it fits now, else will, else could; of those alike by actors and wait."""
+        """Chooses a device where it fits now, else later, else at all; then by actors and wait."""
         demand = entry.want
 
         def preference(local: LocalScheduler) -> tuple[object, ...]:
@@ -71,11 +71,11 @@ class GlobalScheduler:
         return min(self._capable(demand), key=preference, default=None)
 
     def _capable(self, demand: Demand) -> list[LocalScheduler]:
-        """Lists the devices that have it in total."""
+        """Lists the devices that have the demand in total."""
         return [local for local in self._locals.values() if local.resources.has_in_total(demand)]
 
     def wait_s(self, local: LocalScheduler, function: bytes, demand: Demand) -> float:
-        """Returns how long a task would wait there for its turn."""
+        """Returns the estimated seconds that a task would wait on a device."""
         if self._starts_at_once(local, demand):
             return 0.0
         return self._queue_s(local, function)
@@ -84,7 +84,7 @@ class GlobalScheduler:
         return demand not in local.queue.active and local.resources.fits(demand)
 
     def _queue_s(self, local: LocalScheduler, function: bytes) -> float:
-        """Functions that were never measured are taken to be as `function`."""
+        """Estimates the work on a device; functions never measured count as `function`."""
         get_mean_s = local.run_times.get
         total_s = 0.0
         for queued_function, number in local.queue.functions.items():
@@ -104,7 +104,7 @@ class GlobalScheduler:
         return total_s / local.resources.cpus
 
     def _guess_s(self, local: LocalScheduler, function: bytes, asked: bytes) -> float:
-        """Returns the mean as measured on that device, else on any; else that of `asked`."""
+        """Returns the mean run time measured on that device, else on any; else that of `asked`."""
         for candidate in (function, asked):
             for device in (local, *self._locals.values()):
                 mean_s = device.run_times.get(candidate)
@@ -114,7 +114,7 @@ class GlobalScheduler:
 
 
 def why_infeasible(what: str, entry: Waiting, locals_: Iterable[LocalScheduler]) -> str:
-    """Says what is wanted, that no device has it, and what to change."""
+    """Says that no device has what a task or an actor demands, and what to change."""
     wants, pinned = to_amounts(dict(entry.want.units)), entry.pinned
     devices = [local for local in locals_ if pinned is None or local.index == pinned]
     if not devices:

@@ -23,18 +23,18 @@ from .events import ActorSubmitted, Id, Out, Run, Submitted, Waiting
 from .resources import Demand, DeviceResources
 from .task_queue import DemandLine, TaskQueue, head_order
 
-SHORT_S: Final = 0.001  # tasks below this are given to a worker that is still busy
-AHEAD_S: Final = 0.002  # how much work a worker is given at most, together
+SHORT_S: Final = 0.001  # shorter tasks may be given to a busy worker
+AHEAD_S: Final = 0.002  # the most work, in sum, that a worker is given
 MOST_AHEAD: Final = 64
-STUCK_S: Final = 0.005  # a task that lasts longer does not hold up those given ahead
-STUCK_BUSY_S: Final = 0.05  # the same, when nobody is free to run them either
-SURPLUS_S: Final = 1.0  # how long a worker too many may idle
+STUCK_S: Final = 0.005  # tasks given ahead are recalled from behind a longer one
+STUCK_BUSY_S: Final = 0.05  # the same while no other worker is free
+SURPLUS_S: Final = 1.0  # how long a surplus worker may idle
 MOST_OVERTAKES: Final = 32
 WEIGHT: Final = 0.2  # of the newest measurement in a mean
 
 
 class RunTimes(dict[bytes, float]):
-    """The mean run time of each function on one device, in seconds."""
+    """Holds the mean run time of each function on one device, in seconds."""
 
     def add(self, function: bytes, run_s: float) -> None:
         mean_s = self.get(function)
@@ -47,18 +47,18 @@ class WorkerState:
 
     id: Id
     local: LocalScheduler
-    since_s: float  # it has run this task, or been idle
+    since_s: float  # when its task began, or it became idle
     running: Submitted | None = None
-    ahead: deque[Submitted] = field(default_factory=deque)  # run with the running one's resources
-    demand: Demand | None = None  # what it holds
-    open_for: Demand | None = None  # what it may be given ahead
-    work_s: float = 0.0  # expected, of all it was given
+    ahead: deque[Submitted] = field(default_factory=deque)  # run with the same resources, later
+    demand: Demand | None = None  # the resources it holds
+    open_for: Demand | None = None  # the demand of tasks it may be given ahead
+    work_s: float = 0.0  # expected, of all tasks it was given
     blocked: bool = False
     recalled: bool = False
 
 
 class LocalScheduler:
-    """Queue, workers and resources of one device. Instructions are appended to `out`."""
+    """Holds queue, workers and resources of one device. Instructions are appended to `out`."""
 
     def __init__(self, index: int, resources: Mapping[str, float]) -> None:
         self.index = index
@@ -87,7 +87,7 @@ class LocalScheduler:
                 return
         is_first = demand not in queue.active
         queue.push(entry)
-        # Behind another of its line it can start only if that one can, and was not worth a worker.
+        # Behind others of its line it can start only after these, or on a further worker.
         if is_first or (self.starting < resources.cpus and resources.fits(demand)):
             self.dispatch(now_s, out)
 
@@ -98,7 +98,7 @@ class LocalScheduler:
     def finished(
         self, worker: WorkerState, entry: Submitted, run_s: float, now_s: float, out: Out
     ) -> None:
-        """`entry` was on `worker`, and is done after it ran so long."""
+        """Notes that `entry` has ended on `worker` after `run_s`, and gives the worker more."""
         self.run_times.add(entry.function, run_s)
         if worker.blocked:
             self.unblock(worker)
@@ -122,7 +122,7 @@ class LocalScheduler:
             and not demand.actor
             and not worker.recalled
             and not self.resources.overdrawn(demand)
-        ):  # the same share goes on to the next of the only line
+        ):  # the next task of the only line takes over its resources
             worker.work_s = 0.0
             next_task = self.queue.pop(line)
             assert isinstance(next_task, Submitted)
@@ -138,12 +138,12 @@ class LocalScheduler:
     # Who runs next
 
     def dispatch(self, now_s: float, out: Out) -> None:
-        """Starts all that can start, and asks for the workers that are wanting."""
+        """Starts all that can start, and requests the workers that are missing."""
         queue, resources = self.queue, self.resources
         lines = list(queue.active.values())
         reserved: set[str] = set()
         waiting: list[Waiting] = []  # heads that do not fit
-        promised: list[Demand] = []  # to workers that are being started
+        promised: list[Demand] = []  # demands that workers being started will take
         while lines:
             line = lines[0] if len(lines) == 1 else min(lines, key=head_order)
             demand = line.demand
@@ -212,7 +212,7 @@ class LocalScheduler:
             promised.append(line.demand)
 
     def _begin(self, worker: WorkerState, entry: Submitted, now_s: float, out: Out) -> None:
-        """An idle worker takes what the task wants, and the task."""
+        """Gives an idle worker the task and the resources it demands."""
         demand = entry.want
         self.resources.take(demand)
         worker.demand = demand
@@ -225,7 +225,7 @@ class LocalScheduler:
         worker.open_for = None if worker.recalled else worker.demand
 
     def _give(self, worker: WorkerState, entry: Submitted, mean_s: float | None, out: Out) -> None:
-        # One of unknown length is taken to fill the worker, until it has been measured.
+        # A function that was never measured is taken to fill the worker.
         entry.cost_s = cost_s = AHEAD_S if mean_s is None else mean_s
         worker.work_s += cost_s
         entry.worker = worker
@@ -251,7 +251,7 @@ class LocalScheduler:
         )
 
     def _give_ahead(self, entry: Submitted, now_s: float, out: Out) -> bool:
-        """Gives it to the busy worker that has the least to do, if there is one with room."""
+        """Gives a task to the busy worker with the least work, if one has room."""
         mean_s = self.run_times.get(entry.function)
         if mean_s is not None and mean_s >= SHORT_S:
             return False
@@ -291,7 +291,7 @@ class LocalScheduler:
             _overtake(waiting, line.demand)
 
     def _refill(self, worker: WorkerState, now_s: float, out: Out) -> None:
-        """Others wait: the worker gets some of them ahead, as long as no other line is wronged."""
+        """Gives a worker waiting tasks ahead, unless another line waits, too."""
         active = self.queue.active
         demand = worker.open_for
         if len(active) > 1:
@@ -322,7 +322,7 @@ class LocalScheduler:
         return worker
 
     def remove_worker(self, worker: WorkerState) -> list[Submitted]:
-        """It is gone; what it had been given is returned."""
+        """Removes a worker that is gone; returns the tasks it had been given."""
         del self.workers[worker.id]
         if worker.running is None:
             self.idle.remove(worker)
@@ -335,7 +335,7 @@ class LocalScheduler:
         return tasks
 
     def take_back(self, worker: WorkerState, entries: list[Submitted], now_s: float) -> None:
-        """The worker does not run these after all."""
+        """Takes tasks back that the worker will not run."""
         for entry in entries:
             entry.worker = None
             worker.work_s -= entry.cost_s
@@ -358,7 +358,7 @@ class LocalScheduler:
         worker.blocked = True
         worker.open_for = None
         self.resources.lend(worker.demand)
-        if worker.ahead and not worker.recalled:  # on their way to it when it blocked
+        if worker.ahead and not worker.recalled:  # they were on their way when it blocked
             worker.recalled = True
             out.append(events.Recall(worker.id))
 
@@ -368,7 +368,7 @@ class LocalScheduler:
         self.resources.lend(worker.demand, -1)
 
     def recall_stuck(self, now_s: float, others_fit: bool, out: Out) -> None:
-        """Asks for what was given ahead to workers whose running task turned out to be long."""
+        """Recalls the tasks given ahead to workers whose running task is a long one."""
         for worker in self.workers.values():
             if not worker.ahead or worker.recalled or worker.demand is None:
                 continue
@@ -380,7 +380,7 @@ class LocalScheduler:
                 out.append(events.Recall(worker.id))
 
     def stop_surplus(self, now_s: float, out: Out) -> list[WorkerState]:
-        """Lets go of idle workers beyond one for each CPU; those are returned."""
+        """Stops idle workers beyond one for each CPU, and returns them."""
         stopped = []
         while self.surplus() and now_s - self.idle[0].since_s >= SURPLUS_S:
             worker = self.idle.pop(0)
@@ -390,7 +390,7 @@ class LocalScheduler:
         return stopped
 
     def surplus(self) -> bool:
-        """Tells whether there is an idle worker too many."""
+        """Tells whether there are idle workers and more workers than CPUs."""
         if not self.idle:
             return False
         num_going = sum(not worker.blocked for worker in self.workers.values())

@@ -1,4 +1,4 @@
-"""Counts what tasks and actors want of a device, and who has how much of it, in exact numbers."""
+"""Counts the resources of a device that tasks and actors demand and hold, in exact numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLOTS_PER_CPU: Final = 4
 
 
 class Demand:
-    """A demand all askers of which share one object: compared, and looked up, by identity."""
+    """A demand, one object for all equal ones, so that it is compared and hashed by identity."""
 
     __slots__ = ("actor", "cpu", "kept", "lent", "names", "units")
 
@@ -26,13 +26,13 @@ class Demand:
             units = {**units, SLOT: 1}
         self.units = tuple(units.items())
         self.names = frozenset(units)
-        # What a task that waits in get() gives back for that time, and what it keeps.
+        # What a task lends while it waits in get(), and what it keeps.
         self.lent = tuple(item for item in self.units if item[0] in (CPU, SLOT))
         self.kept = tuple(item for item in self.units if item[0] not in (CPU, SLOT))
 
 
 class DeviceResources:
-    """The resources of one device.
+    """Holds the resources of one device.
 
     `free` goes below zero only for CPU (and places for small tasks), when a blocked task goes on,
     or runs a child of its own though an actor took the CPU it lent. `fixed` is what does not come
@@ -71,12 +71,12 @@ class DeviceResources:
         return True
 
     def will_come(self, demand: Demand) -> bool:
-        """Tells whether it fits once the tasks that run now have ended."""
+        """Tells whether a demand fits once the tasks that run now have ended."""
         total, fixed = self.total, self.fixed
         for name, units in demand.units:
             if total.get(name, 0) - fixed.get(name, 0) < units:
                 return False
-        # Lent CPU is taken again by the one that lent it.
+        # Its lender takes lent CPU back.
         return not (demand.actor and demand.cpu and self.lent_cpu) or (
             total.get(CPU, 0) - fixed.get(CPU, 0) - self.lent_cpu >= demand.cpu
         )
@@ -109,7 +109,7 @@ class DeviceResources:
             self.fixed[name] -= units
 
     def lend(self, demand: Demand, sign: int = 1) -> None:
-        """Its holder waits in get(), or (`sign` -1) goes on."""
+        """Lends a demand's CPUs while its holder waits in get(), or (`sign` -1) takes them back."""
         for name, units in demand.lent:
             self.free[name] += sign * units
             if demand.actor:
@@ -121,7 +121,7 @@ class DeviceResources:
 
 
 def to_units(amounts: Mapping[str, float]) -> dict[str, int]:
-    """Zeroes are left out; the least amount above zero is one unit."""
+    """Returns amounts in units, without zeroes; the least amount above zero is one unit."""
     units: dict[str, int] = {}
     for name, amount in amounts.items():
         if not (amount >= 0 and math.isfinite(amount)):
@@ -135,5 +135,5 @@ def to_units(amounts: Mapping[str, float]) -> dict[str, int]:
 
 
 def to_amounts(units: Mapping[str, int]) -> dict[str, float]:
-    """Returns the same for people; places for small tasks are no resource of theirs."""
+    """Returns units as amounts, without the slots for small tasks."""
     return {name: amount / UNITS for name, amount in units.items() if name != SLOT}

@@ -19,17 +19,17 @@ from .resources import Demand, to_amounts, to_units
 
 
 class Scheduler:
-    """Local schedulers of all devices, and the global one.
+    """Holds the local schedulers of all devices, and the global one.
 
-    What it is told about tasks, workers and actors that it does not know (any more) it ignores: a
-    report may be overtaken by the loss of who sent it.
+    It ignores events of tasks, workers and actors that it does not know (any more): a report may
+    be overtaken by the loss of its sender.
     """
 
     def __init__(self, devices: Mapping[int, Mapping[str, float]]) -> None:
         self._locals = {index: LocalScheduler(index, totals) for index, totals in devices.items()}
         self._global = GlobalScheduler(self._locals)
-        self._demands: dict[tuple[object, ...], Demand] = {}  # as they are written
-        self._known_demands: dict[tuple[object, ...], Demand] = {}  # in units
+        self._demands: dict[tuple[object, ...], Demand] = {}  # by amounts, as they were submitted
+        self._known_demands: dict[tuple[object, ...], Demand] = {}  # by units
         self._single = len(self._locals) == 1
         self._tasks: dict[Id, Submitted] = {}
         self._actors: dict[Id, ActorSubmitted] = {}
@@ -50,14 +50,14 @@ class Scheduler:
         }
 
     def handle(self, event: events.Event, now_s: float) -> list[events.Instruction]:
-        """Returns what to do now that this has happened, in that order."""
+        """Returns the instructions that an event leads to, in order."""
         out: Out = []
         self._handlers[event.__class__](event, now_s, out)
         return out
 
     @property
     def wants_tick(self) -> bool:
-        """Tells whether `Ticked` could lead to anything, as far as is known now."""
+        """Tells whether `Ticked` could lead to anything now."""
         locals_ = self._locals.values()
         for local in locals_:
             if local.surplus():
@@ -68,7 +68,7 @@ class Scheduler:
         return not self._single and any(local.queue.length for local in locals_)
 
     def resources(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Returns all that the devices have together, and what of it nobody holds now."""
+        """Returns the resources of all devices together: in total, and free now."""
         total: collections.Counter[str] = collections.Counter()
         free: collections.Counter[str] = collections.Counter()
         for local in self._locals.values():
@@ -107,14 +107,14 @@ class Scheduler:
     def _cancelled(self, event: events.Cancelled, now_s: float, out: Out) -> None:
         entry = self._tasks.get(event.task)
         if entry is None or entry.worker is not None:
-            return  # the driver tells the worker
+            return  # a worker has it, which the driver tells
         del self._tasks[event.task]
         self._withdraw(entry, now_s, out)
 
     def _withdraw(self, entry: Waiting, now_s: float, out: Out) -> None:
         if entry.line is not None:
             entry.local.queue.take(entry)
-            entry.local.dispatch(now_s, out)  # others may have waited for its turn
+            entry.local.dispatch(now_s, out)  # others may have waited behind it
 
     def _blocked(self, event: events.Blocked, now_s: float, out: Out) -> None:
         worker = self._workers.get(event.worker)
@@ -141,7 +141,7 @@ class Scheduler:
             actor.local.resources.lend(actor.want, -1)
 
     def _returned(self, event: events.Returned, now_s: float, out: Out) -> None:
-        """Tasks a worker gave back go before those that wait, or to a device that is free."""
+        """Queues tasks that a worker gave back before others, or sends them to a free device."""
         worker = self._workers.get(event.worker)
         if worker is None:
             return
@@ -187,7 +187,7 @@ class Scheduler:
             self._balance(now_s, out)
 
     def _balance(self, now_s: float, out: Out) -> None:
-        """Sends the youngest of a long queue to where it can start, if it would wait here."""
+        """Sends the youngest tasks of long queues to devices where they can start at once."""
         for local in self._locals.values():
             for line in list(local.queue.active.values()):
                 while line.entries:
@@ -205,8 +205,8 @@ class Scheduler:
         if home.resources.will_come(demand):
             wait_s = self._global.wait_s(home, entry.function, demand)
             return wait_s > KEEP_S and not other.queue.length and other.resources.fits(demand)
-        # Actors have taken what it wants here. Where it came from it can stand in for the one
-        # that waits for it, if no device has more to offer.
+        # Actors hold what it wants here. On the device that submitted it, it can stand in for the
+        # blocked task that waits for it.
         return other.resources.will_come(demand) or other.index == entry.device
 
     # Actors
@@ -245,7 +245,7 @@ class Scheduler:
         return local if local is not None and local.resources.has_in_total(entry.want) else None
 
     def _enter(self, entry: Waiting) -> None:
-        """Sets the scheduler's own fields of what comes in."""
+        """Sets the scheduler's own fields of a submitted entry."""
         actor = isinstance(entry, ActorSubmitted)
         demand_key = (actor, *entry.demand.items())
         demand = self._demands.get(demand_key)

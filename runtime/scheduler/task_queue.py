@@ -11,7 +11,7 @@ from .resources import Demand
 
 @dataclass(slots=True, eq=False)
 class DemandLine:
-    """Those that want the same, in order."""
+    """Holds entries of the same demand, in order."""
 
     demand: Demand
     entries: OrderedDict[int, Waiting] = field(default_factory=OrderedDict)  # by submission
@@ -22,14 +22,14 @@ class DemandLine:
 
 
 class TaskQueue:
-    """The lines of one device; `active` has those in which somebody waits."""
+    """Holds the lines of one device; `active` has those that are not empty."""
 
     __slots__ = ("_lines", "active", "functions", "length")
 
     def __init__(self) -> None:
         self._lines: dict[Demand, DemandLine] = {}
         self.active: dict[Demand, DemandLine] = {}
-        self.functions: dict[bytes, int] = {}  # how many tasks of each wait
+        self.functions: dict[bytes, int] = {}  # waiting tasks by function
         self.length = 0
 
     def push(self, entry: Waiting, first: bool = False) -> None:
@@ -50,13 +50,13 @@ class TaskQueue:
             functions[entry.function] = functions.get(entry.function, 0) + 1
 
     def pop(self, line: DemandLine) -> Waiting:
-        """Takes the first of a line."""
+        """Removes and returns the first entry of a line."""
         entry = line.head
         self.take(entry)
         return entry
 
     def take(self, entry: Waiting) -> None:
-        """Takes one out of its line, wherever it is there."""
+        """Removes an entry from its line."""
         line = entry.line
         assert line is not None
         del line.entries[entry.order]

@@ -15,8 +15,8 @@ from typing import Final
 
 PAGE: Final = 4096
 _LINE: Final = 64
-_WEIGHED: Final = 64  # blocks of a hole up to which all places in it are compared
-_LOOK: Final = 16  # blocks of the request's own bin that are looked at before larger bins
+_WEIGHED: Final = 64  # for so many blocks in a hole all places in it are compared
+_LOOK: Final = 16  # holes of each bin that are tried at first
 
 
 class Allocator:
@@ -26,7 +26,7 @@ class Allocator:
         if nbytes < _LINE:
             raise ValueError(f"Allocator: nbytes={nbytes}; at least {_LINE} are needed.")
         self.nbytes = nbytes - nbytes % _LINE
-        self.used_bytes = 0  # with what rounding adds
+        self.used_bytes = 0  # with the bytes that rounding adds
         self._used: dict[int, int] = {}  # offset -> size
         self._ends: dict[int, int] = {}  # free blocks: offset -> end
         self._starts: dict[int, int] = {}  # free blocks: end -> offset
@@ -60,9 +60,9 @@ class Allocator:
         self._join(offset, offset + size)
 
     def to_free(self, nbytes: int, offsets: Iterable[int]) -> list[int] | None:
-        """Returns which of `offsets` to free so that `nbytes` fit; None if all will not do.
+        """Returns which of `offsets` to free so that `nbytes` fit; None if all are not enough.
 
-        Of those up to the first hole the ones are chosen with the fewest bytes, then the first.
+        Of the blocks that make the first large enough hole the fewest bytes are freed.
         """
         size = block_bytes(nbytes)
         joined: list[tuple[int, int, int, int]] = []
@@ -88,7 +88,7 @@ class Allocator:
         return _cheapest(blocks, start, stop, size, place[1])
 
     def _find(self, size: int) -> tuple[int, int] | None:
-        """Returns (a hole, where in it a block of `size` would lie): first fit, by and large."""
+        """Returns (a hole, the offset of a block of `size` in it), roughly by first fit."""
         ends, small, own_bin = self._ends, size < PAGE, size.bit_length()
         if own_bin >= len(self._bins):
             return None
@@ -113,7 +113,7 @@ class Allocator:
         return best
 
     def _join(self, offset: int, end: int) -> tuple[int, int]:
-        """Frees these bytes; returns the hole that they are part of then."""
+        """Frees these bytes; returns the hole that they have become part of."""
         start, stop = self._starts.get(offset, offset), self._ends.get(end, end)
         if start < offset:
             self._remove(start)
@@ -136,7 +136,7 @@ class Allocator:
 
 
 def block_bytes(nbytes: int) -> int:
-    """Returns what an object takes: whole cache lines, or whole pages from one page on."""
+    """Returns the bytes of an object's block: whole cache lines, or pages from one page on."""
     unit = PAGE if nbytes >= PAGE else _LINE
     return max(_LINE, -(-nbytes // unit) * unit)
 
@@ -152,9 +152,9 @@ def _fit(hole: int, end: int, size: int) -> int:
 def _cheapest(
     blocks: list[tuple[int, int]], start: int, stop: int, size: int, first: int
 ) -> list[int]:
-    """Returns the fewest bytes of `blocks` to free for `size` bytes between `start` and `stop`.
+    """Returns the `blocks` with the fewest bytes to free for `size` bytes in `start` to `stop`.
 
-    `first` is one place where it fits; the others that matter end or begin with a block.
+    `first` is one place where they fit; other candidates begin or end with a block.
     """
     unit = PAGE if size >= PAGE else _LINE
     places = [first]

@@ -5,11 +5,11 @@ The file is sparse, as large as the store may become; bytes that were never writ
 
 Bytes go in through write(2) where this process has not written before, which is quicker than page
 faults and says ENOMEM instead of SIGBUS; and by memmove where it has. Behind the last byte lies a
-number that counts how often memory was given back: when it has changed, a process makes sure that
-pages are there before it writes to them.
+counter of how often memory was given back: when it has changed, a process makes sure that pages are
+there before it writes to them.
 
-Read-only views lie in one private mapping, whose pages stay mapped: to look at a block again costs
-no page fault. What somebody writes through one all the same (`torch.from_numpy` lets them) no other
+Read-only views lie in one private mapping, whose pages stay mapped: to read a block again costs no
+page fault. What is written through one all the same (`torch.from_numpy` allows that) no other
 process sees, and the pages are dropped with the view. A writable view (for torch tensors) has a
 private mapping of its own. A block of less than 64 KiB is copied, which takes less time.
 """
@@ -33,7 +33,7 @@ Part = bytes | bytearray | memoryview
 
 _COPY_BELOW: Final = 64 << 10  # bytes of a view; measured: 64 KiB are copied in 3 us
 _MOVE_FROM: Final = 1 << 20  # bytes of a write, from which on memmove beats write(2)
-_CHUNK: Final = 2 << 20  # how finely is remembered where this process has written
+_CHUNK: Final = 2 << 20  # the unit by which a process remembers where it has written
 _COUNT: Final = struct.Struct("<Q")
 _MAX_PARTS: Final = 1024  # of one writev: IOV_MAX
 _TWO_THREADS_FROM: Final = 16 << 20  # measured with two cores: 1.4 times as quick, 2 at 100 MB
@@ -59,14 +59,14 @@ _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 
 
 class Arena:
-    """`nbytes` shared bytes. `Arena(fd, nbytes)` attaches in a process that has the descriptor."""
+    """Shares `nbytes` of memory. `Arena(fd, nbytes)` attaches where the descriptor is open."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.fd, self.nbytes = fd, nbytes
-        self._shared: FileMapping | None = None  # the one that is written to
-        self._private: PrivateMapping | None = None  # the one that is looked at
-        self._writes = bytearray(-(-nbytes // _CHUNK))  # per chunk: 0, 1, or more (2)
-        self._given_back = b""  # the number behind the last byte when `_writes` was right
+        self._shared: FileMapping | None = None  # for writes
+        self._private: PrivateMapping | None = None  # for views
+        self._writes = bytearray(-(-nbytes // _CHUNK))  # per chunk: 0, 1, or 2 and more
+        self._given_back = b""  # the counter behind the last byte when `_writes` was reset
         self._lock = threading.Lock()
 
     @classmethod
@@ -88,7 +88,7 @@ class Arena:
         """Closes the descriptor. Views stay valid; nothing may be written any more."""
         with self._lock:
             fd, self.fd = self.fd, -1
-            self._shared = self._private = None  # who writes or looks just now still has it
+            self._shared = self._private = None  # writers and views keep their own reference
             if fd >= 0:
                 os.close(fd)
 
@@ -118,16 +118,16 @@ class Arena:
             self._writes[first:last] = self._writes[first:last].replace(bytes([writes]), count)
 
     def give_back(self, blocks: Sequence[tuple[int, int]]) -> None:
-        """Frees the memory of (offset, bytes) where nothing lies. In the driver only."""
+        """Frees the memory of unused (offset, bytes). In the driver only."""
         (count,) = _COUNT.unpack(os.pread(self.fd, _COUNT.size, self.nbytes))
         os.pwrite(self.fd, _COUNT.pack(count + 1), self.nbytes)
         for offset, nbytes in blocks:
-            _fallocate(self.fd, _PUNCH_HOLE, offset, nbytes)  # where that cannot be they stay
+            _fallocate(self.fd, _PUNCH_HOLE, offset, nbytes)  # where that fails they stay
 
     def view(
         self, offset: int, nbytes: int, on_release: Callable[[], None], *, writable: bool = False
     ) -> memoryview:
-        """Returns the bytes of a block as they are; nobody may write to it while the view lives.
+        """Returns a view of a block; nobody may write to the block while the view lives.
 
         `on_release` is called once, from any thread, when the last array or slice on it is gone.
         """
@@ -137,7 +137,7 @@ class Arena:
         if writable:
             mapping, padding = None, offset % PAGE
             address = _map_file(self.fd, nbytes + padding, mmap.MAP_PRIVATE, offset - padding)
-            if address is None:  # 65,530 mappings is all that a process may have
+            if address is None:  # a process may have 65,530 mappings
                 return self._copy(offset, nbytes, on_release, writable)
             pages = Pages.from_address(address)
         else:
@@ -202,7 +202,7 @@ class _Copy(bytearray):
 
 
 class FileMapping:
-    """All of a file, mapped by libc (without the GIL) as long as somebody has this object."""
+    """Maps a whole file by libc (without the GIL) as long as this object lives."""
 
     def __init__(self, fd: int, nbytes: int, flags: int) -> None:
         address = _map_file(fd, nbytes, flags)
@@ -214,7 +214,7 @@ class FileMapping:
 
 
 class PrivateMapping(FileMapping):
-    """A private mapping, through which read-only views look."""
+    """A private mapping, in which read-only views lie."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self._pid = 0
@@ -237,7 +237,7 @@ class PrivateMapping(FileMapping):
 
     def _opened_pagemap(self) -> int:
         with self._lock:
-            if self._pid != os.getpid():  # the file shows the memory of the process that opened it
+            if self._pid != os.getpid():  # it shows the memory of the process that opened it
                 self._close()
                 with contextlib.suppress(OSError):
                     self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
@@ -250,9 +250,9 @@ class PrivateMapping(FileMapping):
             os.close(fd)
 
 
-# One type of a length that none has serves all: making a ctypes type takes long.
+# One type, longer than any block, serves all: making a ctypes type takes long.
 class Pages(ctypes.c_ubyte * (1 << 46)):  # type: ignore[misc]
-    """Pages of the private mapping, or a mapping of their own that is unmapped with them."""
+    """Holds pages of the private mapping, or a mapping of its own, unmapped at the end."""
 
     mapping: PrivateMapping | None
     address: int
@@ -270,14 +270,14 @@ class Pages(ctypes.c_ubyte * (1 << 46)):  # type: ignore[misc]
 
 
 def _map_file(fd: int, nbytes: int, flags: int, offset: int = 0) -> int | None:
-    """Maps these bytes of the file, to be read and written; None if they cannot be."""
+    """Maps these bytes of the file for reading and writing; None if that fails."""
     prot = mmap.PROT_READ | mmap.PROT_WRITE
     address: int = _mmap(None, nbytes, prot, flags | _MAP_NORESERVE, fd, offset)
     return None if address == _MAP_FAILED else address
 
 
 def _populate(address: int, nbytes: int) -> None:
-    """Makes pages present before they are written, quicker than their faults would."""
+    """Makes pages present before they are written, which is quicker than page faults."""
     start = address - address % PAGE
     if _madvise(start, address + nbytes - start, _MADV_POPULATE_WRITE):
         error = ctypes.get_errno()
@@ -292,7 +292,7 @@ def _os_error(what: str) -> OSError:
 
 def _move(to: int, views: list[memoryview], nbytes: int) -> None:
     """Copies the views, together `nbytes`, one after the other to an address."""
-    import numpy as np  # which tells where read-only memory lies; ctypes does not
+    import numpy as np  # unlike ctypes it tells the address of read-only memory
 
     pieces = []
     for view in views:

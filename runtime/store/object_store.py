@@ -7,12 +7,12 @@ objects never change, so a restored one keeps its copy on disk.
 
 Requests for room are served in the order they came. The first one gets the space of the least
 recently used objects that lie in the hole it will take. If not even all of them would do, it waits
-as long as objects that are being written would do with them, and is refused otherwise. So whoever
-waits for a Placed must not keep another one unsealed.
+as long as objects that are being written would do with them, and is refused otherwise. So nobody
+may wait for a Placed while holding another object unsealed.
 
-An object that is deleted or lost while pinned is out of the store at once, its block when the last
-pin is gone: of its key, if that was created again, as `unpin` does not say which of the two it
-means.
+An object that is deleted or lost while pinned leaves the store at once, and its block is freed with
+the last pin. If its key was created again, that is the last pin of both, as `unpin` does not tell
+them apart.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .allocator import Allocator, block_bytes
 
 State = Literal["creating", "memory", "spilling", "disk", "restoring"]
 
-_NAMED_OBJECTS: Final = 5  # in the text of a refusal
+_NAMED_OBJECTS: Final = 5  # that a refusal names
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class _Block:
 
 
 class Placed(_Block):
-    """Answers `create`: its writer may write here, until `seal` or `abort`."""
+    """Answers `create`: the writer may write to this block, until `seal` or `abort`."""
 
 
 class ObjectPinned(_Block):
-    """Answers one `pin`: the object is here, and stays here until `unpin`."""
+    """Answers one `pin`: the object stays in this block until `unpin`."""
 
 
 class Spill(_Block):
@@ -55,7 +55,7 @@ class Restore(_Block):
 
 @dataclass(frozen=True)
 class Refuse:
-    """Answers `create` or one `pin`: there is no room, or (`pinned`) not while others look."""
+    """Answers `create` or one `pin`: there is no room, or (`pinned`) not while others have pins."""
 
     key: bytes
     reason: str
@@ -64,7 +64,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Lost:
-    """The object is no more; answers all that wait for it."""
+    """Answers all pins that wait for an object: it is lost."""
 
     key: bytes
     reason: str
@@ -91,7 +91,7 @@ class _StoredObject:
     waiting: int = 0  # pins that were not answered yet
     on_disk: bool = False  # there is a copy on disk, whatever the state
     deleted: bool = False
-    older: Sequence[_StoredObject] = ()  # what had this key before and may still be looked at
+    older: Sequence[_StoredObject] = ()  # earlier objects of this key that are still pinned
 
 
 class ObjectStore:
@@ -100,7 +100,7 @@ class ObjectStore:
     def __init__(self, limit_bytes: int) -> None:
         self._allocator = Allocator(limit_bytes)
         self._objects: dict[bytes, _StoredObject] = {}
-        self._gone: dict[bytes, _StoredObject] = {}  # no longer in the store, and pinned
+        self._gone: dict[bytes, _StoredObject] = {}  # out of the store, but pinned
         self._idle: dict[bytes, _StoredObject] = {}  # may be spilled; least recently used first
         self._busy: dict[bytes, _StoredObject] = {}  # on the way to disk or back
         self._waiting: deque[_StoredObject] = deque()  # for room
@@ -157,7 +157,7 @@ class ObjectStore:
         stored = self._objects.get(key)
         if stored is None or stored.state != "creating":
             return out
-        if stored.offset is None and not stored.on_disk:  # it waits for room
+        if stored.offset is None and not stored.on_disk:  # it still waits for room
             return out
         stored.state = "disk" if stored.offset is None else "memory"
         if stored.deleted:
@@ -236,7 +236,7 @@ class ObjectStore:
         else:
             stored.state = "memory"
             if not stored.pins:
-                self._idle[key] = stored  # as if just used: next time others are tried first
+                self._idle[key] = stored  # as if just used, so that others are spilled first
         return self._serve(out, error)
 
     def restored(self, key: bytes, error: str = "") -> list[Instruction]:
@@ -261,7 +261,7 @@ class ObjectStore:
         return self._serve([]) if len(self._waiting) == 1 else []
 
     def _serve(self, out: list[Instruction], error: str = "") -> list[Instruction]:
-        """Gives room to those who wait, or makes some; `error` says why that failed just now."""
+        """Serves requests for room in order, or spills for them; `error`: why a spill failed."""
         while self._waiting:
             first = self._waiting[0]
             offset = self._allocator.allocate(first.nbytes)
@@ -329,7 +329,7 @@ class ObjectStore:
             out.append(Spill(victim.key, victim.offset, victim.nbytes))
 
     def _will_be_free(self, busy: _StoredObject) -> bool:
-        """Returns whether its block is free when the driver has reported."""
+        """Returns whether its block will be free once the driver has reported."""
         return not busy.pins and (
             busy.state == "spilling" or self._objects.get(busy.key) is not busy
         )
@@ -338,7 +338,7 @@ class ObjectStore:
         return (stored for stored in self._at.values() if stored.state == "creating")
 
     def _pinned(self) -> list[tuple[int, str]]:
-        """Returns size and label of all that somebody looks at, or will."""
+        """Returns size and label of all objects that are pinned, or about to be."""
         return [
             (block.nbytes, block.label)
             for pinned in chain(self._objects.values(), self._gone.values())
@@ -350,7 +350,7 @@ class ObjectStore:
     # The end of an object
 
     def _drop(self, stored: _StoredObject, out: list[Instruction]) -> None:
-        """Takes it out of the store; memory and file go when nobody uses them any more."""
+        """Takes an object out of the store; its memory and file go once they are unused."""
         key = stored.key
         del self._objects[key]
         self._idle.pop(key, None)
@@ -392,7 +392,7 @@ def _in_use_text(nbytes: int, limit_bytes: int, pinned: list[tuple[int, str]]) -
 
 
 def size_text(nbytes: int) -> str:
-    """Returns a number of bytes as people read it: 3.0 GB."""
+    """Returns a number of bytes as text: 3.0 GB."""
     size = float(nbytes)
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 999.5:

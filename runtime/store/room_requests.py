@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gmi_drl.runtime.errors import ObjectStoreFullError
 
-PINNED_S: Final = 10.0  # how long a request waits for others to unpin what they look at
+PINNED_S: Final = 10.0  # how long a request waits for others to unpin objects
 _APART_S: Final = 1.0  # between two refusals: the first one's task may hold what the next wants
 
 
@@ -18,12 +18,12 @@ class RoomRequest:
     """Asks for room: for a value to be written, or for one to come back from disk."""
 
     id: bytes
-    then: Callable[[Any], None]  # called with where it is, or with an error
-    retry: Callable[[RoomRequest], None]  # asks the store another time
+    then: Callable[[Any], None]  # called with the block, or with an error
+    retry: Callable[[RoomRequest], None]  # asks the store again
     patient: bool = True  # it waits until others unpin, for PINNED_S
-    fallback: Callable[[], Any] | None = None  # where it can be else, if that was too long
-    since_s: float = 0.0  # when the store said first that it has no room
-    error: ObjectStoreFullError | None = None  # and why, the last time
+    fallback: Callable[[], Any] | None = None  # gives another place after too long a wait
+    since_s: float = 0.0  # when the store first refused it
+    error: ObjectStoreFullError | None = None  # of the last refusal
 
 
 class PendingRoomRequests:
@@ -49,7 +49,7 @@ class PendingRoomRequests:
             request.retry(request)
 
     def take_late(self) -> RoomRequest | None:
-        """Removes and returns the request that has waited longest, if that was too long."""
+        """Removes and returns the oldest request, if it has waited too long."""
         now_s = time.monotonic()
         if not self._requests or now_s - self._refused_s < _APART_S:
             return None

@@ -17,12 +17,12 @@ _AT_ONCE: Final = 64 << 20  # bytes to give back in one call: 25 ms
 
 
 class MemoryTrimmer:
-    """Ages of all chunks of memory: 0 if nothing is there, else 1 + calls that found it free."""
+    """Keeps the age of each chunk: 0 without memory, else 1 + calls that found it free."""
 
     def __init__(self, nbytes: int) -> None:
         self._ages = bytearray(-(-nbytes // _CHUNK))
         self._resident = 0  # chunks
-        self._idle_at = -1  # with so many bytes used, a call found nothing more to wait for
+        self._idle_at = -1  # the used bytes at which a call found nothing to do
 
     def mark_used(self, offset: int, nbytes: int) -> None:
         """Notes that these bytes are being written."""
