@@ -26,7 +26,7 @@ Target = tuple[str, Tensor, torch.Size, torch.dtype]  # a channel's name, and wh
 
 
 class _Views:
-    """A slot's memory as channels: by row those of a step, and those of a segment."""
+    """The channels of a slot's memory: those of each step, by row, and those of the segment."""
 
     __slots__ = ("memory", "once", "pinned", "rows")
 

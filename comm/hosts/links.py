@@ -145,7 +145,7 @@ class HostLinks:
         write_endpoint(self._spec.folder, endpoint)
 
     def has_newer(self) -> bool:
-        """Tells whether there is a roster to form the group anew by."""
+        """Tells whether there is a newer roster, by which the group is to be formed again."""
         roster = self._roster = read_roster(self._spec.folder)
         return roster is not None and roster.epoch > self.epoch and self._has_own_endpoint(roster)
 
@@ -185,7 +185,7 @@ class HostLinks:
         return len(ends) == self._count and ends[rank] in (self._endpoint, None)
 
     def _connect(self, roster: Roster) -> None:
-        """Leaves the epoch of before, and says hello to all in that of `roster`."""
+        """Leaves the present epoch, and says hello to all hosts in that of `roster`."""
         self._disconnect(0)
         self.epoch, self._endpoints = roster.epoch, roster.endpoints
         self._since_s = time.monotonic()

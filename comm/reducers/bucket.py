@@ -1,7 +1,7 @@
 """A shared bucket has its place in memory that all ranks map, whatever the strategy.
 
-A stretch of one anonymous file: a slot for each rank, a result for each device, two banks for
-gathering, and with the bfloat16 wire format a row for what each rank contributes. Gradients live in
+It is a stretch of one anonymous file: a slot for each rank, a result for each device, two banks for
+gathering, and with the bfloat16 wire format a row for each rank's contribution. Gradients live in
 the slots, and results are read where they are.
 
 Why nothing is read that is being written (meeting: see barrier.py):

@@ -67,7 +67,7 @@ class GroupSpec:
     def give_up(self, rank: int, why: str) -> None:
         """Has the others find PeerLeft where they wait for `rank`, whose process is gone for good.
 
-        For who has made the group, and ended that process.
+        For the maker of the group, which has ended that process.
         """
         if self.memfd is not None:
             give_up(self.memfd.map(0, header_bytes(self.size)), rank, why)

@@ -40,7 +40,7 @@ class _Leader:
         self._step = all_reduce_by(ring, host, kind)
 
     def reduce(self, vector: Tensor, share: float | None) -> str | None:
-        """Turns the device's sum `vector` into that of all; says what went wrong otherwise."""
+        """Turns the device's sum `vector` into the sum of all; returns what went wrong, or None."""
         step = self._step
         if step is None or not vector.numel():
             return None

@@ -1,12 +1,12 @@
 """A group over several hosts: each host's own group, and the links of its leader above it.
 
-A call is made inside each host first, as the host's own plan has it. Then the leader combines what
-came of it with the leaders of the other hosts, in memory that all its host's GMIs read, while they
-wait at a meeting for it. So all GMIs read the same bits.
+A call is made inside each host first, as the host's own plan has it. Then its leader combines the
+result with the leaders of the other hosts, in memory that all GMIs of its host read, while they
+wait for it at a meeting. So all GMIs read the same bits.
 
-Errors and generations are those of the host's own group. A leader whose links fail leaves it, and
-the others are told why. Where the hosts are to meet anew it opens the next generation of it, as a
-process that replaces another one does: everybody's call raises GroupReformed.
+Errors and generations are those of the host's own group. A leader whose links fail leaves that
+group, and the others are told why. Where the hosts must meet again it opens the group's next
+generation, as a process that replaces another one does: every GMI's call raises GroupReformed.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class HostsGroup(Group):
         self._formed = True
 
     def _begin(self, generation: int) -> None:
-        """Has this leader begin to form the group, in a generation of that of its host."""
+        """Has this leader begin to form the group, in a generation of its host's group."""
         if self.links is None:
             self.links = HostLinks(self.spec, self._timeout_s, self.local.is_disturbed)
         self.links.begin(generation)
@@ -215,7 +215,7 @@ class HostsGroup(Group):
 
 
 class HostsReducer:
-    """A bucket of all hosts, over `inner`, that of this host."""
+    """A bucket of all hosts, over `inner`, the bucket of this host."""
 
     def __init__(self, group: HostsGroup, inner: Any, name: str, index: int) -> None:
         self.rank, self.size, self.numel = group.rank, group.size, inner.numel

@@ -140,7 +140,7 @@ class HostsGloo:
         drop(backends)
 
     def _raise_cause(self, tag: int, error: RuntimeError) -> None:
-        """Waits until the links know who is gone, by whom a connection of gloo has ended."""
+        """Waits until the links know which host has ended a connection of gloo, and raises that."""
         self.close()  # so that the others find out as well
         pause = threading.Event()
         try:

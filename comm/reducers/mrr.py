@@ -46,7 +46,7 @@ class _Path:
         self._last_step = all_reduce_by(self._rings.get(_LAST), host, device)
 
     def reduce(self, vector: Tensor) -> str | None:
-        """Turns `vector` into the sum over all ranks; says what went wrong otherwise."""
+        """Turns `vector` into the sum over all ranks; returns what went wrong, or None."""
         return self._rings.attempt(lambda: self._steps(vector)) if vector.numel() else None
 
     def _steps(self, vector: Tensor) -> None:

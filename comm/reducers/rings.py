@@ -6,10 +6,10 @@ GPUs.
 
 Neither of the two can say who is late, nor go on when a process was replaced. So every use of a
 ring stands between two meetings of the group. Before: all are there, at the same call of the same
-bucket. During: operations run beside this thread, which looks up every 20 ms whether a rank has
-left or was replaced, and gives up when one has, or after half the group's time-out. After: who got
-through and who did not meet again; a rank that is gone is named there, or replaced, as anywhere.
-A ring that was given up is dropped: its connections close, which frees those who still wait in it.
+bucket. During: operations run beside this thread, which looks every 20 ms whether a rank has left
+or was replaced, and gives up when one has, or after half the group's time-out. After: all ranks
+meet again, successful or not; a rank that is gone is named there, or replaced, as at any meeting.
+A ring that was given up is dropped: its connections close, which frees ranks that still wait in it.
 """
 
 from __future__ import annotations

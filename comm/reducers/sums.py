@@ -1,8 +1,8 @@
 """Sums vectors in shared memory, block by block, in float32 or over the bfloat16 wire format.
 
 With bfloat16 a number is rounded to 8 significant bits when it leaves its rank, and a partial sum
-when it leaves its ring or device (docs/reduction.md: the error). Who rounds what does not depend on
-who reads it: all ranks read the same bits. float64 buckets travel as they are.
+when it leaves its ring or device (docs/reduction.md: the error). The rounding does not depend on
+the reader: all ranks read the same bits. float64 buckets travel as they are.
 """
 
 from __future__ import annotations

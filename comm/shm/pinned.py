@@ -88,6 +88,6 @@ def _unregister(cudart: Any, address: int, memory: memoryview) -> None:
 
 
 def _forget_last_error(device: torch.device) -> None:
-    """Clears CUDA's last error, which whoever launches a kernel next would be told."""
+    """Clears CUDA's last error, which the next kernel launch would report."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device=device)

@@ -1,13 +1,13 @@
 """A doorbell is one word of shared memory that one process sleeps on and others change to wake it.
 
-Who has something for the sleeper writes it, fences, and rings: if `asleep` is set it changes the
-word and wakes. Who wants to sleep sets `asleep` and reads the word, fences, looks whether there is
-something, and sleeps if not, unless the kernel finds the word changed. So either the ringer sees
-`asleep`, or the sleeper sees what the ringer has written before. Several may ring at once: what
-they write, the monotonic clock's nanoseconds, only has to differ from what the sleeper has read,
-and whoever wrote that had made its own thing visible before. Should a wake-up be lost even so, a
-sleep ends after 20 ms: late, never a hang. A sleeper that is killed leaves `asleep` set, which
-costs its ringers a call each until its successor clears it.
+A ringer, which has something for the sleeper, writes it, fences, and rings: if `asleep` is set it
+changes the word and wakes. The sleeper sets `asleep` and reads the word, fences, looks whether
+there is something, and sleeps if not, unless the kernel finds the word changed. So either the
+ringer sees `asleep`, or the sleeper sees what the ringer has written before. Several may ring at
+once: what they write, the monotonic clock's nanoseconds, only has to differ from what the sleeper
+has read, and each had made its own thing visible before. Should a wake-up be lost even so, a sleep
+ends after 20 ms: late, never a hang. A sleeper that is killed leaves `asleep` set, which costs its
+ringers a call each until its successor clears it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Doorbell:
         self._spin = Spin()
 
     def ring(self) -> None:
-        """Wakes the sleeper, if it sleeps. What it shall see was written before."""
+        """Wakes the sleeper, if it sleeps; write what it is to see before."""
         self._fence()
         if self._words[_ASLEEP]:
             self._words[0] = time.monotonic_ns()

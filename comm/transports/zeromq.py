@@ -8,20 +8,21 @@ back-pressure as in shared memory. What is not released can be sent again.
   released, and sends nothing before it is told WELCOME. Whenever the connection was lost it opens a
   new one, so that nothing of the old one can come later, says HELLO again, and after WELCOME sends
   all that is not released once more, in order.
-- A receiver takes each number of a stream once, in order: what it has had is dropped, and, if it
-  had released it, told so again. One that replaces another begins with the numbers in HELLO, and so
-  is given again what its predecessor had not released, or whose release was not yet written out.
-- Numbers of a new incarnation begin at 0. What the one before had got through whole is still
-  given; what it had not is lost with its memory. Incarnations are counted in files of the folder,
-  one each, made exclusively; the receiver refuses a lower one than it knows.
+- A receiver takes each number of a stream once, in order. It drops a packet that it has had, and
+  says again that it was released, if it was. A receiver that replaces another begins with the
+  numbers in HELLO, and so is given again what its predecessor had not released, or whose release
+  was not yet written out.
+- Numbers of a new incarnation begin at 0. What the one before had sent whole is still given; the
+  rest is lost with its memory. Incarnations are counted in files of the folder, one each, made
+  exclusively; the receiver refuses a lower one than it knows.
 - tcp: CURVE with keys for this link alone, made by the launcher. The sender knows the receiver's
-  public key, and the receiver accepts the sender's public key alone: it asks itself, as libzmq's
-  authenticator (ZAP), whenever it looks for packets, so that no thread is needed. Payloads are
+  public key, and the receiver accepts the sender's public key alone: it is libzmq's authenticator
+  (ZAP) itself, and answers whenever it looks for packets, so that no thread is needed. Payloads are
   covered by that. Keys travel in the LinkSpec, and are not shown in its text.
 
 No thread of ours runs: each end works when its methods are called, libzmq's own thread does the
 rest. `close` of a sender waits some seconds for the receiver to say that it has everything, also
-for one that is just being replaced; what that one is killed with afterwards is lost.
+for one that is just being replaced; if that receiver is killed afterwards, what it has is lost.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ class ZmqSender(Sender):
 
 
 class _KnownSender:
-    """The sender whose packets are taken."""
+    """The sender whose packets the receiver takes."""
 
     def __init__(self, note: ControlMessage, peer: bytes, firsts: list[int]) -> None:
         self.incarnation, self.session, self.peer = note.incarnation, note.session, peer

@@ -168,7 +168,7 @@ def _unknown_id(env_id: str, adapter: str) -> str:
 
 
 def newest_ids(ids: Iterable[str]) -> list[str]:
-    """Returns the ids in order, of those that differ in their version alone the newest."""
+    """Returns the ids in order; of ids that differ in their version alone only the newest."""
     newest: dict[str, str] = {}
     for env_id in sorted(ids, key=_version):
         newest[_name(env_id)] = env_id
@@ -181,7 +181,7 @@ def _version(env_id: str) -> int:
 
 
 def _closest_ids(env_id: str, known: Iterable[str]) -> list[str]:
-    """Returns up to three ids most like `env_id`, or whose names without the version are."""
+    """Returns up to three ids that are most like `env_id`, with or without their versions."""
     ids = sorted(known, reverse=True)  # the newest version first
     by_name: dict[str, list[str]] = {}
     for known_id in ids:
@@ -230,7 +230,7 @@ def _makes_agents(module: str) -> bool:
 
 
 def absent(packages: Mapping[str, str]) -> list[str]:
-    """Returns the packages of `packages` whose modules are not there."""
+    """Returns the packages of `packages` whose modules are not installed."""
     return [
         package
         for module, package in packages.items()

@@ -1,7 +1,7 @@
 """Says which policy acts for which agents of an environment, and how their rows lie.
 
-E = environments of the batch, A = agents. A batch has a row for each agent of each environment:
-those of one policy follow one another, and within them those of one agent, [A, E] in all.
+E = environments of the batch, A = agents. A batch has a row for each agent of each environment. The
+rows of one policy follow one another, and within them the rows of one agent, [A, E] in all.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def factory_of(env_id: str) -> Callable[..., Any]:
 
 
 def rows_of(groups: Sequence[AgentGroup], num_rows: int) -> list[slice]:
-    """Returns which of `num_rows` rows are those of each group."""
+    """Returns which of `num_rows` rows belong to each group."""
     agents = sum(len(group.agents) for group in groups)
     slices, begin = [], 0
     for group in groups:

@@ -1,4 +1,4 @@
-"""Wrappers of whole batches of environments, and the base of those that users write."""
+"""Wraps whole batches of environments; users' wrappers derive from `EnvWrapper`."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class EnvRaised(EnvError):
 
     @classmethod
     def of(cls, env_id: str, what: str, error: Exception) -> EnvRaised:
-        """Returns that of `error`, with the line of code that raised it."""
+        """Returns the error that tells of `error`, with the line of code that raised it."""
         *_, frame = traceback.extract_tb(error.__traceback__)
         said = f"{type(error).__name__}: {error}".strip(": ")
         return cls(env_id, what, said, f"{frame.filename}, line {frame.lineno}")

@@ -18,10 +18,10 @@ from .protocol import Step, VecEnvSpec
 
 
 class GameVecEnv:
-    """N games against a player who draws legal moves; who begins is drawn, too.
+    """Plays N games against a player that draws legal moves; which of them begins is drawn, too.
 
-    An observation is the game's state, as the player sees it who acts. The end pays 1, 0 or -1; who
-    makes a move that is illegal has lost.
+    An observation is the game's state, as the acting player sees it. The end pays 1, 0 or -1; an
+    illegal move loses the game.
     """
 
     def __init__(self, spec: VecEnvSpec) -> None:
@@ -71,7 +71,10 @@ class GameVecEnv:
         self, states: NDArray[np.int16], games: NDArray[np.int64], reward: NDArray[np.float64],
         over: NDArray[np.bool_], sign: float,
     ) -> NDArray[np.int64]:  # fmt: skip
-        """Notes which `games` have ended, and returns the others; `sign` of who would move."""
+        """Notes which `games` have ended, and returns the others.
+
+        `sign` is 1 where the acting player would move next, -1 where the other one would.
+        """
         ended, worth = self.game.terminal(states[games])
         over[games] = ended
         reward[games] = np.where(ended, sign * worth, 0.0)
@@ -98,7 +101,7 @@ class GameVecEnv:
         return step_legal(self.game, states, moves)
 
     def _seed(self, seed: int) -> None:
-        """Has each game draw numbers of its own, whatever there are beside it."""
+        """Has each game draw numbers of its own, however many games there are."""
         self._keys = stream_keys(seed, self.num_env, self.device)
         self._draws = torch.zeros(self.num_env, dtype=torch.int64)
 

@@ -24,10 +24,10 @@ from .watched import WatchedEnv
 class GymnasiumVecEnv:
     """Steps N environments in this process (`vectorization: sync`) or in one each (`async`).
 
-    Observations are vectors (see `spaces`), and `structured_space` is what the environment has.
-    Those of an integer Box keep their type (images stay uint8) but for uint16 and wider, which are
-    handed over in `dtype` as the others are. Actions are rows of numbers, [N] for a Discrete alone.
-    Environments hold their state where nobody can save it: `state_dict` is None.
+    Observations are vectors (see `spaces`), and `structured_space` is what the environment has. An
+    integer Box keeps its type (images stay uint8), except that uint16 and wider are handed over in
+    `dtype`, as all others are. Actions are rows of numbers, [N] for a Discrete alone. Environments
+    hold their state where nobody can save it: `state_dict` is None.
     """
 
     def __init__(self, spec: VecEnvSpec) -> None:

@@ -1,8 +1,8 @@
-"""Holds what came of directions, and a tree of aggregators that add it up on the way to the driver.
+"""Holds the results of directions, and a tree of aggregators that adds them up for the driver.
 
 Sums of floats depend on their order, so they are taken over aligned blocks of directions, 2^level
-of them, each the sum of its two halves: whoever adds them up, in whatever order they come, the sum
-is the same bits.
+of them, each the sum of its two halves. So the sum is the same bits, in whatever order results come
+and wherever they are added.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class Tried:
 
 
 class Aggregator:
-    """Has directions tried by those below it, evaluators or aggregators, and adds up what comes.
+    """Has directions tried by evaluators or aggregators below it, and adds up their results.
 
-    Who has answered is asked again, so that the slowest is waited for no longer than one share.
+    One that has answered is asked again, so the slowest is waited for no longer than one share.
     """
 
     def __init__(self, below: Mapping[str, Any], share: int | None, timeout_s: float) -> None:

@@ -63,7 +63,7 @@ class EpisodeCount:
 
     @property
     def counted(self) -> Tensor:
-        """Tells which episodes [N, E] count: those that have ended, or are left."""
+        """Tells which episodes [N, E] count: those that have ended, or still may."""
         each = self.returns.shape[1]
         count = torch.where(self.running, each, self.ended)
         return torch.arange(each, device=count.device) < count[:, None]

@@ -1,4 +1,4 @@
-"""Evaluators: environments and a policy that samples in them; here those of this GMI."""
+"""Defines evaluators, environments and a policy that samples in them, and those of this GMI."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class Evaluators(Protocol):
         """
 
     def uses(self) -> list[Use]:
-        """Returns who sampled the last batch."""
+        """Returns which processes sampled the last batch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of those of this GMI."""
+        """Returns the state of the evaluators of this GMI."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on as the one that gave it."""
@@ -58,7 +58,7 @@ class Evaluators(Protocol):
         """Does what `Optimizer.save_parts` says."""
 
     def dismiss(self) -> None:
-        """Tells those of other GMIs that training is done. Collective."""
+        """Tells the evaluators of other GMIs that training is done. Collective."""
 
     def close(self) -> None:
         """Lets captured work go."""
@@ -100,7 +100,7 @@ class LocalEvaluator:
         return True
 
     def _race(self, iteration: int) -> None:
-        """Samples until enough GMIs have done so, and agrees on who was first. Collective."""
+        """Samples until enough GMIs have, and agrees on which were first. Collective."""
         tally = self._mgr.tally
         # Of this iteration alone, and not of the one that a re-formed group takes again.
         mark = (self._group.generation << 32) + iteration + 1

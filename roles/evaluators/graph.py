@@ -58,7 +58,7 @@ class PolicyGraph:
         return 1 if self.policy.state_columns else self.spec.settings.horizon
 
     def batch(self, num_env: int) -> Batch:
-        """Returns the buffers of a horizon of so many environments."""
+        """Returns the buffers of a horizon of `num_env` environments."""
         algorithm, bootstrap = self.algorithm, self.algorithm.bootstrap
         if "async_samples" in self.spec.settings.optimizers:
             bootstrap = (*bootstrap, "observation")  # segments have the last one of each

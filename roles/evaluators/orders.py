@@ -2,15 +2,15 @@
 
 Two links join a trainer with each of its agents. On one the trainer gives orders: to collect a
 horizon with the policy that the order carries, to write a part of a checkpoint, to leave. On the
-other the agent answers each order but the last with a rollout or a word. An answer names its order:
+other the agent answers each order but the last with a rollout or a text. An answer names its order:
 its number, and the trainer's process. So what is learned is what co-located GMIs would learn.
 
 Either may be killed at any moment. The agent keeps an order's packet until the next one is there,
-so that whoever takes its place is given the order again, and answers it. A new trainer, or one that
-must go back an iteration, gives a new order: the agent follows the newest it finds. Answers that
-nobody waits for are given back unread, so that nothing that was collected with another policy, or
-twice, is trained on. In the memory of a GPU packets go with the process that sent them: the new one
-gives its order, or its answer, anew.
+so that its successor is given the order again, and answers it. A new trainer, or one that must go
+back an iteration, gives a new order: the agent follows the newest it finds. Answers that nobody
+waits for are released unread, so that nothing that was collected with another policy, or twice, is
+trained on. In the memory of a GPU packets go with the process that sent them: its successor gives
+its order, or its answer, again.
 
 Agents close their links when they are told to leave, and only then: a trainer that finds them
 closed knows that all training was done.
@@ -43,7 +43,7 @@ def order_of(packet: Packet) -> Order:
 
 
 def age_of(packet: Packet) -> int:
-    """Returns the age of an order: that of the gradient that is asked for, by several trainers."""
+    """Returns the age of an order of several trainers: that of the gradient it asks for."""
     return packet.header.step // len(Order)
 
 

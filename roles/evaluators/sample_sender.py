@@ -221,7 +221,7 @@ class SampleSender:
 
 
 def _older_frames(batch: Batch) -> Tensor | None:
-    """Returns the frames [k - 1, N, F] of before a segment, where its observations are stacks."""
+    """Returns the frames [k - 1, N, F] before a segment, where its observations are stacks."""
     frames = batch.frames
     return None if frames is None or not len(frames.older) else frames.older
 

@@ -92,7 +92,7 @@ class SearchedGames:
         return joined([finished[index] for index in games], game)
 
     def match(self, one: Evaluate, other: Evaluate, number: int, pairs: range) -> Match:
-        """Plays two games for each of `pairs`, which begin alike and with sides changed."""
+        """Plays two games for each of `pairs`, with the same opening and sides changed."""
         wins = draws = losses = 0
         size = max(self._num_env // 2, 1)
         for begin in range(0, len(pairs), size):

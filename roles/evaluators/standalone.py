@@ -55,7 +55,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Begun:
-    """Says what an evaluator is, as it has begun."""
+    """Describes an evaluator that has begun."""
 
     spec: GraphSpec
     num_env: int
@@ -186,7 +186,7 @@ class Evaluator:
         self._pulled: list[Any] = []  # what the shards of a parameter server have answered last
 
     def save(self) -> tuple[int, int, int]:
-        """Returns what the runtime keeps of it: who it is."""
+        """Returns what the runtime keeps of it: its rank, their total, and its lives."""
         return self._rank, self._total, self._lives
 
     def restore(self, state: tuple[int, int, int]) -> None:

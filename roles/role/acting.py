@@ -226,7 +226,7 @@ def _check_memory(network: Any, maker: str, settings: AlgorithmConfig) -> None:
 
 
 def _check_arguments(loss: Callable[..., Losses], kind: type[Algorithm]) -> None:
-    """Raises RoleError unless a role's `loss` takes what that of its algorithm takes."""
+    """Raises RoleError unless a role's `loss` takes the arguments of its algorithm's loss."""
     parameters = inspect.signature(kind.loss).parameters.values()
     required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
     if any(parameter.kind is not parameter.POSITIONAL_OR_KEYWORD for parameter in parameters):

@@ -20,7 +20,7 @@ _BRIEF_S: Final = 5.0  # for what a GMI closes that has raised
 class Closing:
     """Holds what is to be closed; `warn` is told what a `close` raised, and the log has all of it.
 
-    What several raise alike, as environments to train and to evaluate in do, is told once.
+    An error that several raise, as environments to train and to evaluate in may, is told once.
     """
 
     def __init__(self, warn: Callable[[str], object] = lambda message: None) -> None:
@@ -29,7 +29,7 @@ class Closing:
         self._told: set[str] = set()
 
     def later(self, close: Callable[[], object]) -> None:
-        """Has `close` called when the GMI's work is done and told."""
+        """Has `close` called when the GMI's work is done and its result known."""
         self._later.append(close)
 
     def now(self, close: Callable[[], object]) -> None:

@@ -62,7 +62,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class Job:
-    """The facts that all GMIs of a run are told; of wires each is told its own."""
+    """The facts that all GMIs of a run are told; each is told of its own wires only."""
 
     layout: Layout
     config: Config
@@ -82,7 +82,7 @@ class Job:
     epoch: int = 0  # on several hosts: counts the run's gangs. One of a lower epoch writes no more
 
     def of_gmi(self, gmi_id: int, traced: Collection[int] = ()) -> Job:
-        """Returns the job as one GMI is told it; `traced` has the ids of those that are."""
+        """Returns the job as one GMI is told it; `traced` has the ids of those with traces."""
         return replace(self, wires=self.wires.of(gmi_id), traced=gmi_id in traced)
 
     def class_of(self, gmi_id: int) -> type[DRL_role] | str:

@@ -330,8 +330,8 @@ class GMI_manager:
         """Returns a seed of this GMI alone: the run's seed, its id and a stream number, mixed.
 
         With `number` in place of the id, GMIs that have the same number get the same seed. A GMI
-        that was restarted has other seeds than before, and so has each of a run that was resumed or
-        resized, but for its evaluation: they shall not see the same again.
+        that was restarted has other seeds than before, so that it does not see the same again. So
+        has every GMI of a run that was resumed or resized, except for its evaluation.
         """
         identity = self.GMI_id if number is None else number
         context = self.context
@@ -382,7 +382,7 @@ class GMI_manager:
 
     @contextmanager
     def closed_after(self, env: VecEnv) -> Iterator[VecEnv]:
-        """Gives `env`, and closes it at the end of the block; what its `close` raises is told."""
+        """Gives `env`, and closes it at the end of the block; an error of its `close` is told."""
         try:
             yield env
         finally:

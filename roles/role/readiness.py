@@ -1,11 +1,11 @@
 """Waits for GMIs as long as they show signs of life, and until all are set up.
 
 Making environments takes seconds in one GMI and a minute in another that compiles. So at the start
-nobody waits for another by `comm.timeout_s`: each says in the tally when it is done, and waits for
-all. What is said is the number of the process that says it: one that takes a dead one's place is
-not set up until it says so, and those who have met its loss wait for it in the same way. No GMI
-waits for another while it sets up, so that nobody waits in a circle. The launcher finds out who is
-dead for good.
+nobody waits for another by `comm.timeout_s`: each GMI notes in the tally that it is done, and waits
+for all. What it notes is the number of its process: one that takes a dead one's place is not set up
+until it has noted its own, and GMIs that have met its loss wait for it in the same way. No GMI
+waits for another while it sets up, so that nobody waits in a circle. The launcher finds out which
+GMIs are dead for good.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class HeartbeatDeadline:
         self._deadline_s: dict[int, float] = {}
 
     def first(self, gmi_ids: Collection[int]) -> tuple[int, float]:
-        """Returns who of them is given up first, and in how many seconds; 0 or less: now."""
+        """Returns the GMI that is given up first, and in how many seconds; 0 or less: now."""
         now_s = perf_counter()
         for gmi_id in gmi_ids:
             if (sign := self._heartbeats(gmi_id)) != self._seen.get(gmi_id):

@@ -1,8 +1,8 @@
-"""Brings a group that was re-formed back to one state: what each GMI keeps, and who gives it.
+"""Brings a group that was re-formed back to one state, which one GMI has kept and gives to all.
 
-Every GMI keeps the state that all share as it was after the last iteration and after the one
-before. A GMI is at most one iteration ahead of another, because an iteration has meetings: the
-newest iteration that every survivor has finished is among the two of each of them.
+Every GMI keeps the shared state as it was after its last two iterations. An iteration has meetings,
+so a GMI is at most one iteration ahead of another: each survivor has kept the newest iteration that
+all of them have finished.
 """
 
 from __future__ import annotations

@@ -26,6 +26,6 @@ def make_request(run: Path) -> None:
 
 
 def take_request(run: Path) -> None:
-    """Notes that the checkpoint is begun: who asks from here on gets another."""
+    """Notes that the checkpoint is begun: a request from here on is for another one."""
     with suppress(OSError):
         os.unlink(run / FILE)

@@ -1,8 +1,8 @@
 """Runs an optimizer to its end: a loop that survives deaths, checkpoints, metrics, the evaluation.
 
-A GMI may be killed and come back at any point (docs/recovery.md): whoever meets next is told so,
-and all assemble anew behind the last iteration that every survivor has finished. Where one is lost
-for good with its device, the others leave what they have for those of a smaller layout.
+A GMI may be killed and come back at any point (docs/recovery.md): the others learn it at their next
+meeting, and all go on behind the last iteration that every survivor has finished. Where one is lost
+for good with its device, the others leave what they have for the GMIs of a smaller layout.
 """
 
 from __future__ import annotations
@@ -445,7 +445,7 @@ class Training:
         }
 
     def _shared_state(self, whole: bool) -> dict[str, Any]:
-        """Returns what all GMIs hold alike; not `whole`: without the optimizer's moments."""
+        """Returns what all GMIs share; without the optimizer's moments if it is not `whole`."""
         state = self._optimizer.state_dict()
         if not whole:
             state["optimizer"] = self._optimizer.learner.descent.state_dict(whole=False)

@@ -36,7 +36,7 @@ class Agreement:
 
 
 class Progress:
-    """Episodes and times of all GMIs, merged once an iteration by those that train. Collective."""
+    """Merges episodes and times of all GMIs once an iteration; collective among trainers."""
 
     def __init__(
         self, layout: Layout, agent_phases: Sequence[str] = AGENTS, extra: int = 0

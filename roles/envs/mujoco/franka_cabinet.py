@@ -58,7 +58,7 @@ class FrankaCabinetOptions(RobotOptions):
     reset_dof_pos_noise: float = 0.125  # rad, and m of fingers, which stay in their range
 
     def compile(self, path: Path) -> mujoco.MjModel:
-        """Adds servos whose targets are activations, in time at the full speed from the pose."""
+        """Adds servos whose targets are activations, in seconds at full speed from the pose."""
         spec = mujoco.MjSpec.from_file(str(path))
         spec.option.timestep = TIME_STEP_S
         for k, joint in enumerate(spec.joints[:_SERVOS]):

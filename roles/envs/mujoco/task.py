@@ -106,9 +106,9 @@ class Task(abc.ABC, Generic[O]):
         raise NotImplementedError("a task with a memory says what is in it")
 
     def resample_mask(self, f: Fields) -> NDArray[np.bool_] | None:
-        """Returns whose memory [N] is sampled anew within the episode; None: nobody's, ever.
+        """Returns which memories [N] are sampled anew within the episode; None: none, ever.
 
-        Asked after `evaluate`; `observe` sees the new one.
+        Called after `evaluate`; `observe` sees the new memory.
         """
         return None
 

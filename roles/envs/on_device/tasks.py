@@ -63,7 +63,7 @@ DEVICE_TASKS = {env_id: _TASKS[env_id] for env_id in WARP_IDS}
 
 
 def _options_with(added: type[DeviceOptions]) -> Mapping[str, type[Any]]:
-    """Returns a dataclass by id, of the options of the task and those of an adapter, `added`."""
+    """Returns a dataclass by id, which joins the task's options with an adapter's, `added`."""
     return {
         env_id: dataclasses.make_dataclass(
             task.Options.__name__, [], bases=(task.Options, added), frozen=True, kw_only=True

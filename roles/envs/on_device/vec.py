@@ -197,7 +197,7 @@ class DeviceVecEnv:
             self._restart()
 
     def _resample(self) -> None:
-        """Samples memory anew where the task has done with it, by numbers of episode and step."""
+        """Samples memory anew where the task asks for it, by numbers of episode and step."""
         mask = self._task.resample_mask(self._fields)
         if mask is not None:
             draws = CounterGenerator(splitmix64(self._key + self._count), self._elapsed)

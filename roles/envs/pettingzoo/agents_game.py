@@ -1,4 +1,4 @@
-"""Plays one environment of PettingZoo alike, whether its agents act together or take turns."""
+"""Plays one environment of PettingZoo, whether its agents act together or take turns."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Outcome(NamedTuple):
 
 
 class AgentsGame(Protocol):
-    """Is one environment of several agents, whoever of them acts at a time."""
+    """Is one environment of several agents, of which some act in each step."""
 
     def reset(self, seed: int | None) -> Outcome:
         """Begins an episode."""
 
     def step(self, actions: dict[str, Any]) -> Outcome:
-        """Acts for all who are `acting`."""
+        """Acts for all agents that are `acting`."""
 
     def living(self) -> list[str]:
         """Returns the agents whose episode goes on."""
@@ -99,7 +99,7 @@ class TurnGame:
         return self._next()
 
     def _next(self) -> Outcome:
-        """Lets those go whose episode has ended, until it is the turn of one who acts."""
+        """Removes agents whose episode has ended, until it is the turn of one that acts."""
         rewards: dict[str, float] = {}
         ends: dict[str, bool] = {}  # of agents whose episode is over, whether that is its end
         acting: frozenset[str] = frozenset()

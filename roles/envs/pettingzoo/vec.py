@@ -157,10 +157,10 @@ class PettingZooVecEnv:
         return b.publish(any_done=True)
 
     def _write_outcome(self, i: int, game: AgentsGame, outcome: Outcome) -> list[int]:
-        """Writes what came of a step of environment `i`.
+        """Writes the outcome of a step of environment `i`.
 
-        Returns the rows whose final observations were written: those whose episodes ended, and all
-        of an environment that is begun anew.
+        Returns the rows whose final observations were written: rows whose episode ended, and all
+        rows of an environment that begins anew.
         """
         b = self._buffers
         self._steps[i] += 1
