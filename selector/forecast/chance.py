@@ -26,17 +26,17 @@ def sync_iteration_s(
     """
     ranks = devices * gmis
     speeds = np.repeat(np.maximum(0.1, 1 + spread * rng.standard_normal(devices)), gmis)
-    times = max(1, min(16, _NUMBERS // (ranks * (steps + 1))))
+    repeats = max(1, min(16, _NUMBERS // (ranks * (steps + 1))))
     total_s = 0.0
-    for _ in range(times):
+    for _ in range(repeats):
         rollouts_s = rollout_s * speeds * _around_one(rng, jitter, ranks)
         if not steps:
             total_s += float(rollouts_s.max())
             continue
         for step in range(steps):
-            each_s = step_s * speeds * _around_one(rng, jitter, ranks)
-            total_s += float((rollouts_s + each_s if step == 0 else each_s).max())
-    return total_s / times
+            steps_s = step_s * speeds * _around_one(rng, jitter, ranks)
+            total_s += float((rollouts_s + steps_s if step == 0 else steps_s).max())
+    return total_s / repeats
 
 
 def _around_one(rng: np.random.Generator, deviation: float, count: int) -> np.ndarray:
@@ -62,9 +62,9 @@ def simulate_async(
 
     An update takes `batch` segments of each trainer, and all trainers reduce together: it begins
     when the last of them has its batch. An agent begins a segment with the policy that is newest
-    then, and waits where `capacity` segments of a link are not yet taken. Of many hosts those whose
-    agents are slowest say how fast it goes. The queues of the others are full, and lag more: some
-    of these are simulated, too, and each counts for as many as it stands for.
+    then, and waits where `capacity` segments of a link are not yet taken. Of many hosts those with
+    the slowest agents set the pace. The queues of the others are full, and their segments lag more:
+    a sample of these hosts is simulated too, each weighted by the number that it stands for.
     """
     hosts = np.maximum(0.1, 1 + spread * rng.standard_normal((groups, agents)))
     by_speed = np.argsort((1 / hosts).sum(axis=1))
@@ -73,11 +73,11 @@ def simulate_async(
     sampled = others[picked]
     hosts = hosts[[*slowest, *sampled]]
     trainer_speeds = np.maximum(0.1, 1 + spread * rng.standard_normal(trainers * groups))
-    number, learners, speeds = hosts.size, trainers * len(hosts), hosts.ravel()
+    agent_count, learners, speeds = hosts.size, trainers * len(hosts), hosts.ravel()
     queues: list[deque[tuple[int, int]]] = [deque() for _ in range(learners)]  # agent, version
-    waiting: list[tuple[int, int] | None] = [None] * number  # the segment that has no room
-    under_way = np.zeros((number, trainers), dtype=int)
-    turn = np.zeros(number, dtype=int)  # the trainer of its host that an agent sends to next
+    waiting: list[tuple[int, int] | None] = [None] * agent_count  # the segment that has no room
+    under_way = np.zeros((agent_count, trainers), dtype=int)
+    turn = np.zeros(agent_count, dtype=int)  # the trainer of its host that an agent sends to next
     events: list[tuple[float, int, str, int, int]] = []
     order = 0
     version, busy, now = 0, False, 0.0
@@ -85,35 +85,35 @@ def simulate_async(
     lags_of_sampled: list[int] = []
     first_s, skipped = 0.0, updates // 2  # while queues are being filled nothing counts
 
-    def push(time_s: float, kind: str, who: int, what: int = 0) -> None:
+    def push(time_s: float, kind: str, sender: int, payload: int = 0) -> None:
         nonlocal order
         order += 1
-        heapq.heappush(events, (time_s, order, kind, who, what))
+        heapq.heappush(events, (time_s, order, kind, sender, payload))
 
     def collect(agent: int) -> None:
         noise = float(_around_one(rng, jitter, 1)[0])
         push(now + rollout_s * float(speeds[agent]) * noise, "collected", agent, version)
 
-    def send(agent: int, of_version: int) -> bool:
+    def send(agent: int, segment_version: int) -> bool:
         target = int(turn[agent])
         if under_way[agent, target] >= capacity:
-            waiting[agent] = (target, of_version)
+            waiting[agent] = (target, segment_version)
             return False
         under_way[agent, target] += 1
         turn[agent] = (target + 1) % trainers
-        push(now + send_s, "arrived", agent, of_version * trainers + target)
+        push(now + send_s, "arrived", agent, segment_version * trainers + target)
         return True
 
-    for agent in range(number):  # none of them begins where another does
+    for agent in range(agent_count):  # none of them begins where another does
         push(rollout_s * float(speeds[agent] * rng.random()), "collected", agent)
     while version < updates:
-        now, _, kind, who, what = heapq.heappop(events)
+        now, _, kind, sender, payload = heapq.heappop(events)
         if kind == "collected":
-            if send(who, what):
-                collect(who)
+            if send(sender, payload):
+                collect(sender)
         elif kind == "arrived":
-            of_version, target = divmod(what, trainers)
-            queues[who // agents * trainers + target].append((who, of_version))
+            segment_version, target = divmod(payload, trainers)
+            queues[sender // agents * trainers + target].append((sender, segment_version))
         else:
             version, busy = version + 1, False
             if version == skipped:
@@ -126,18 +126,18 @@ def simulate_async(
         for learner, queue in enumerate(queues):
             is_slowest = learner < trainers * len(slowest)
             for _ in range(batch):
-                agent, of_version = queue.popleft()
+                agent, segment_version = queue.popleft()
                 under_way[agent, learner % trainers] -= 1
                 if version >= skipped:
-                    (lags if is_slowest else lags_of_sampled).append(version - of_version)
-                kept = waiting[agent]
-                if kept is not None and kept[0] == learner % trainers:
+                    (lags if is_slowest else lags_of_sampled).append(version - segment_version)
+                segment = waiting[agent]
+                if segment is not None and segment[0] == learner % trainers:
                     waiting[agent] = None
-                    send(agent, kept[1])
+                    send(agent, segment[1])
                     collect(agent)
     counted = (updates - skipped) * batch * trainers * groups
-    times = round(len(others) / max(1, len(sampled)))
-    all_lags = np.concatenate([lags, np.repeat(lags_of_sampled, times)])
+    weight = round(len(others) / max(1, len(sampled)))
+    all_lags = np.concatenate([lags, np.repeat(lags_of_sampled, weight)])
     return AsyncResult(counted / (now - first_s), all_lags)
 
 

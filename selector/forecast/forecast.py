@@ -51,7 +51,7 @@ class Forecast:
     def limiting(self) -> Term | None:
         """Returns what takes most of that which one GPU alone would not have; None: nothing."""
         added = {term: s for term, s in self.seconds.items() if term not in _WITHIN}
-        term = max(added, key=lambda one: added[one])
+        term = max(added, key=lambda name: added[name])
         return term if added[term] > 0 else None
 
 
@@ -92,7 +92,7 @@ def _tries(work: Work, hardware: Hardware, hosts: int, tries: int) -> _Tries:
         rng = np.random.default_rng(seed)
         drawn = hardware.drawn(rng)
         phases = phases_of(work, drawn, hosts)
-        iteration_s, samples, its_lags = iteration_of(work, phases, drawn, hosts, rng)
+        iteration_s, samples, try_lags = iteration_of(work, phases, drawn, hosts, rng)
         failures = hosts * drawn["failures_per_host_day"]
         share = share_that_counts(
             failures_per_day=failures, recovery_s=drawn["recovery_s"],
@@ -108,11 +108,11 @@ def _tries(work: Work, hardware: Hardware, hosts: int, tries: int) -> _Tries:
             seconds.setdefault(term, []).append(value)
         rate = samples / iteration_s * share
         rates.append(rate)
-        an_hour_usd = hosts * work.gpus * drawn["price_usd_per_gpu_hour"]
-        costs.append(an_hour_usd / 3600 / max(rate, 1e-9))
+        usd_per_hour = hosts * work.gpus * drawn["price_usd_per_gpu_hour"]
+        costs.append(usd_per_hour / 3600 / max(rate, 1e-9))
         losses.append(failures)
-        if its_lags is not None:
-            lags.append(its_lags)
+        if try_lags is not None:
+            lags.append(try_lags)
     return _Tries(
         hosts=hosts,
         steps_per_s=np.array(rates),
@@ -161,8 +161,8 @@ def _expected_s(work: Work, phases: Phases) -> float:
 
 
 def _summary(work: Work, hardware: Hardware, row: _Tries, alone: _Tries) -> Forecast:
-    own = max(1, work.samples // max(1, work.gpus))  # of one GPU's updates
-    learned = Prediction(own, work.horizon).efficiency(
+    own_samples = max(1, work.samples // max(1, work.gpus))  # of one GPU's updates
+    learned = Prediction(own_samples, work.horizon).efficiency(
         max(1, work.samples) * row.hosts, work.horizon
     )
     return Forecast(
@@ -179,5 +179,5 @@ def _summary(work: Work, hardware: Hardware, row: _Tries, alone: _Tries) -> Fore
 
 
 def _range(values: np.ndarray) -> Range:
-    low, middle, high = (float(one) for one in np.percentile(values, [10, 50, 90]))
+    low, middle, high = (float(value) for value in np.percentile(values, [10, 50, 90]))
     return low, middle, high

@@ -125,7 +125,7 @@ class Hardware:
             figures={key: figure.drawn(rng) for key, figure in self.figures.items()},
             tasks={
                 key: replace(
-                    task, figures={name: one.drawn(rng) for name, one in task.figures.items()}
+                    task, figures={name: figure.drawn(rng) for name, figure in task.figures.items()}
                 )
                 for key, task in self.tasks.items()
             },
@@ -157,8 +157,8 @@ def machine_of(text: str) -> tuple[Hardware, int]:
 
     Returns the hardware and the number of hosts; ConfigError with every fault.
     """
-    counted = None if Path(text).is_file() else re.fullmatch(r"(\d+)x(.+)", text)
-    count, name = (int(counted[1]), counted[2]) if counted else (1, text)
+    match = None if Path(text).is_file() else re.fullmatch(r"(\d+)x(.+)", text)
+    count, name = (int(match[1]), match[2]) if match else (1, text)
     if Path(name).suffix in (".yaml", ".yml") or "/" in name:
         path = Path(name)
     else:
@@ -251,22 +251,22 @@ def _faults(document: Any) -> Iterator[Fault]:
         if not isinstance(task, dict):
             yield Fault(where, task, "must have keys", f"Write {', '.join(TASK_FIGURES)}.")
             continue
-        about = ("adapter", "observation", "action")
-        yield from _keys({key: 0 for key in task if key in about}, f"{where}.", about)
+        shape_keys = ("adapter", "observation", "action")
+        yield from _keys({key: 0 for key in task if key in shape_keys}, f"{where}.", shape_keys)
         for key in ("observation", "action"):
             if key in task and (type(task[key]) is not int or task[key] < 1):
                 yield Fault(f"{where}.{key}", task[key], "must be a whole number", "Count them.")
-        costs = {key: entry for key, entry in task.items() if key not in about}
+        costs = {key: entry for key, entry in task.items() if key not in shape_keys}
         yield from _figures(costs, where, TASK_FIGURES, set(TASK_FIGURES))
 
 
 def _required(figures: Any, several: bool) -> set[str]:
     """Returns the figures that there must be: of a group that is begun, all."""
     required = set(DEVICE_FIGURES)
-    given = set(figures) if isinstance(figures, dict) else set()
-    if several or given & {*WITHIN_FIGURES, *BETWEEN_FIGURES}:
+    keys = set(figures) if isinstance(figures, dict) else set()
+    if several or keys & {*WITHIN_FIGURES, *BETWEEN_FIGURES}:
         required |= set(WITHIN_FIGURES)
-    if given & set(BETWEEN_FIGURES):
+    if keys & set(BETWEEN_FIGURES):
         required |= set(BETWEEN_FIGURES)
     return required
 
@@ -274,7 +274,7 @@ def _required(figures: Any, several: bool) -> set[str]:
 def _keys(given: Mapping[str, Any], prefix: str, known: tuple[str, ...]) -> Iterator[Fault]:
     for key in given:
         if key not in known:
-            yield Fault(f"{prefix}{key}", ABSENT, "no such key", _instead(str(key), known))
+            yield Fault(f"{prefix}{key}", ABSENT, "no such key", _suggestion(str(key), known))
     for key in known:
         if key not in given:
             yield Fault(f"{prefix}{key}", ABSENT, "is missing", "Write it.")
@@ -287,28 +287,28 @@ def _figures(
         yield Fault(where, figures, "must have keys", f"Write {', '.join(known)}.")
         return
     unnamed = {_stem(key): key for key in known}
-    found = set()
+    present = set()
     for key, entry in figures.items():
         place = f"{where}.{key}"
         if key not in known:
-            wanted = unnamed.get(_stem(str(key)))
-            if wanted is not None:
-                found.add(wanted)
+            right_key = unnamed.get(_stem(str(key)))
+            if right_key is not None:
+                present.add(right_key)
                 unit = "has no unit" if _stem(str(key)) == key else "has another unit"
-                yield Fault(place, ABSENT, unit, f"Write {wanted}: {known[wanted]}.")
+                yield Fault(place, ABSENT, unit, f"Write {right_key}: {known[right_key]}.")
             else:
-                yield Fault(place, ABSENT, "no such figure", _instead(str(key), tuple(known)))
+                yield Fault(place, ABSENT, "no such figure", _suggestion(str(key), tuple(known)))
             continue
-        found.add(key)
+        present.add(key)
         yield from _entry_faults(place, entry, above_zero="bandwidth" in key or key == "hosts_max")
-    for key in sorted(required - found):
+    for key in sorted(required - present):
         yield Fault(f"{where}.{key}", ABSENT, "is missing", f"Write it: {known[key]}.")
 
 
-def _instead(key: str, known: tuple[str, ...]) -> str:
+def _suggestion(key: str, known: tuple[str, ...]) -> str:
     """Names what may have been meant."""
-    meant = closest(key, known)
-    return f"Did you mean {meant}?" if meant else f"Use one of {', '.join(known)}."
+    suggestion = closest(key, known)
+    return f"Did you mean {suggestion}?" if suggestion else f"Use one of {', '.join(known)}."
 
 
 def _stem(key: str) -> str:
@@ -330,7 +330,7 @@ def _entry_faults(place: str, entry: Any, above_zero: bool) -> Iterator[Fault]:
         yield Fault(f"{place}.source", ABSENT, "is missing", "Say where the number is from.")
     value = entry.get("value")
     numbers: list[Any] = [entry.get("low", value), value, entry.get("high", value)]
-    if not all(_is_number(one) and one >= 0 for one in numbers):
+    if not all(_is_number(number) and number >= 0 for number in numbers):
         yield Fault(f"{place}.value", value, "must be a number, 0 or more", example)
     elif above_zero and not all(numbers):
         yield Fault(f"{place}.value", value, "must be above 0, and so its low", example)

@@ -112,9 +112,9 @@ def work_of(config: Config, layout: Layout, hardware: Hardware) -> Work:
     simulating, training = ([
         [gmi for gmi in gmis if role in layout.gmi(gmi).roles] for gmis in layout.mpl
     ] for role in ("simulator", "trainer"))  # fmt: skip
-    serves = config.mode == "serving"
-    update = None if serves else UpdateSize.of(config, layout)
-    together = all(set(a) == set(b) for a, b in zip(simulating, training, strict=True))
+    is_serving = config.mode == "serving"
+    update = None if is_serving else UpdateSize.of(config, layout)
+    same_gmis = all(set(a) == set(b) for a, b in zip(simulating, training, strict=True))
     return Work(
         mode=config.mode,
         env_id=config.env.id,
@@ -133,7 +133,7 @@ def work_of(config: Config, layout: Layout, hardware: Hardware) -> Work:
             config
         ),
         numbers=task.observation + task.action + _EXTRAS,
-        apart=not serves and not together,
+        apart=not is_serving and not same_gmis,
         samples=0 if update is None else update.samples,
         capacity=config.experience.capacity,
         checkpoint_every=config.run.checkpoint_every,
@@ -201,7 +201,7 @@ def phases_of(work: Work, hardware: Hardware, hosts: int) -> Phases:
     in_gpu_s = 0.0
     if work.trainers > 1:
         in_gpu_s = 1e-6 * (hardware["reduce_us"] + hardware["reduce_each_mb_us"] * mb)
-    here_s = all_reduce_s(hardware, work.trainer_gpus, 1, work.gradient_bytes)
+    one_host_s = all_reduce_s(hardware, work.trainer_gpus, 1, work.gradient_bytes)
     all_s = all_reduce_s(hardware, work.trainer_gpus, hosts, work.gradient_bytes)
     return Phases(
         simulate_s=work.horizon * step.seconds(work.num_env, work.simulators, crowding),
@@ -210,8 +210,8 @@ def phases_of(work: Work, hardware: Hardware, hosts: int) -> Phases:
         gradient_steps=work.gradient_steps,
         update_s=learn.seconds(work.minibatch, work.trainers, crowding) if work.trainers else 0.0,
         in_gpu_s=in_gpu_s,
-        between_gpus_s=here_s,
-        between_hosts_s=max(0.0, all_s - here_s),
+        between_gpus_s=one_host_s,
+        between_hosts_s=max(0.0, all_s - one_host_s),
     )
 
 

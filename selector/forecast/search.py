@@ -45,7 +45,7 @@ def best_candidates(config: Config, hardware: Hardware, hosts: int) -> list[Proj
         seconds, samples, _ = iteration_of(work, phases, hardware, hosts, np.random.default_rng(0))
         learned = prediction.efficiency(candidate.samples * hosts, candidate.horizon)
         projected.append(ProjectedCandidate(candidate, samples / seconds, learned))
-    return sorted(projected, key=lambda one: -one.worth(objective_of(config)))
+    return sorted(projected, key=lambda result: -result.worth(objective_of(config)))
 
 
 def objective_of(config: Config) -> str:
@@ -58,8 +58,8 @@ def _candidates(config: Config, hardware: Hardware) -> Iterator[Candidate]:
     space, _ = space_of(config, topology, works=("direct", "mps"))
     seen = set()
     for row in space.rows:
-        for one in row:
-            shape = (one.row.gmi_per_gpu, one.num_env, one.horizon)
-            if one.row.percents is None and shape not in seen:
+        for candidate in row:
+            shape = (candidate.row.gmi_per_gpu, candidate.num_env, candidate.horizon)
+            if candidate.row.percents is None and shape not in seen:
                 seen.add(shape)
-                yield one
+                yield candidate

@@ -25,20 +25,20 @@ def draw_search(path: Path, config: Config, lines: Sequence[Line], best: RunKey)
     assert config.search is not None
     ranges = dict(list(config.search.ranges.items())[:_MOST])
     ended = {key_of(line): line for line in lines if line["kind"] == "ended"}
-    way = _way(ended, best)
+    ancestry = _ancestry(ended, best)
     height = max(4.5, 2.2 * min(4, len(ranges)) + 1.6 * max(0, len(ranges) - 4))
     figure = Figure(figsize=(12, height), layout="constrained")
     grid = figure.add_gridspec(len(ranges), 2, width_ratios=(1.2, 1.0))
     curves = figure.add_subplot(grid[:, 0])
     population = config.search.algorithm == "pbt"
-    _draw_curves(curves, ended, way, population)
+    _draw_curves(curves, ended, ancestry, population)
     # Within, the curves of many trials leave no free place.
     figure.legend(loc="outside lower left", ncols=6, fontsize="small")
     curves.set_title(f"{config.run.name}: {config.env.id}, {len({k[0] for k in ended})} trials")
     for row, (key, span) in enumerate(ranges.items()):
         axis = figure.add_subplot(grid[row, 1])
         if population:
-            _draw_lineage(axis, key, span, ended, way)
+            _draw_lineage(axis, key, span, ended, ancestry)
             if not row:
                 axis.set_title("values over time; dotted: from another member")
         else:
@@ -50,14 +50,14 @@ def draw_search(path: Path, config: Config, lines: Sequence[Line], best: RunKey)
     return path
 
 
-def _way(ended: Mapping[RunKey, Line], best: RunKey) -> list[RunKey]:
+def _ancestry(ended: Mapping[RunKey, Line], best: RunKey) -> list[RunKey]:
     """Returns the runs that the best one came from, oldest first, itself last."""
-    way: list[RunKey] = []
-    at: RunKey | None = best
-    while at is not None and at in ended:
-        way.append(at)
-        at = start_of(ended[at])
-    return way[::-1]
+    ancestry: list[RunKey] = []
+    key: RunKey | None = best
+    while key is not None and key in ended:
+        ancestry.append(key)
+        key = start_of(ended[key])
+    return ancestry[::-1]
 
 
 def _joined(line: Line, ended: Mapping[RunKey, Line]) -> tuple[list[int], list[float]]:
@@ -70,7 +70,7 @@ def _joined(line: Line, ended: Mapping[RunKey, Line]) -> tuple[list[int], list[f
 
 
 def _draw_curves(
-    axis: Any, ended: Mapping[RunKey, Line], way: Sequence[RunKey], population: bool
+    axis: Any, ended: Mapping[RunKey, Line], ancestry: Sequence[RunKey], population: bool
 ) -> None:
     from matplotlib.ticker import EngFormatter
 
@@ -81,8 +81,8 @@ def _draw_curves(
         )
         label = f"bracket {line['bracket'] + 1}" if first else None
         axis.plot(*_joined(line, ended), color=colour, alpha=0.7, linewidth=1.0, label=label)
-    for key in way:
-        label = f"best: trial {way[-1][0]}" if key == way[-1] else None
+    for key in ancestry:
+        label = f"best: trial {ancestry[-1][0]}" if key == ancestry[-1] else None
         axis.plot(*_joined(ended[key], ended), color=_BEST, linewidth=2.2, label=label)
     axis.set(xlabel="environment steps", ylabel="return (mean of the last 100 episodes)")
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -97,12 +97,12 @@ def _draw_values(
     for run, line in sorted(ended.items(), key=lambda item: item[1]["steps"]):
         if line["return_mean"] is None:
             continue
-        colour, alpha, above = _COLOURS[line["bracket"] % len(_COLOURS)], 0.6, 2
+        colour, alpha, zorder = _COLOURS[line["bracket"] % len(_COLOURS)], 0.6, 2
         if run == best:
-            colour, alpha, above = _BEST, 1.0, 3
+            colour, alpha, zorder = _BEST, 1.0, 3
         place, size = _placed(line["values"][key], span), 10 + 60 * line["steps"] / longest
         axis.scatter(
-            [place], [line["return_mean"]], s=size, color=colour, alpha=alpha, zorder=above
+            [place], [line["return_mean"]], s=size, color=colour, alpha=alpha, zorder=zorder
         )
     axis.set(xlabel=short(key), ylabel="return")
     axis.margins(y=0.12)  # for dots at the top and the bottom
@@ -110,25 +110,25 @@ def _draw_values(
 
 
 def _draw_lineage(
-    axis: Any, key: str, span: RangeConfig, ended: Mapping[RunKey, Line], way: Sequence[RunKey]
+    axis: Any, key: str, span: RangeConfig, ended: Mapping[RunKey, Line], ancestry: Sequence[RunKey]
 ) -> None:
     """Draws a value of each member over time; dotted: it went on from another."""
     from matplotlib.ticker import EngFormatter
 
     for run, line in ended.items():
         start = start_of(line)
-        before = ended[start] if start in ended and start is not None else None
-        begin = 0 if before is None else before["reached"]
+        parent = ended[start] if start in ended and start is not None else None
+        begin = 0 if parent is None else parent["reached"]
         value = _placed(line["values"][key], span)
-        colour, width = (_BEST, 2.2) if run in way else (_GREY, 1.0)
-        above = 3 if run in way else 2
-        pen = {"linewidth": width, "zorder": above}
+        colour, width = (_BEST, 2.2) if run in ancestry else (_GREY, 1.0)
+        zorder = 3 if run in ancestry else 2
+        pen = {"linewidth": width, "zorder": zorder}
         axis.plot([begin, line["reached"]], [value] * 2, color=colour, **pen)
-        if before is not None:
-            old = _placed(before["values"][key], span)
+        if parent is not None:
+            old = _placed(parent["values"][key], span)
             copied = start is not None and start[0] != run[0]
             if copied or old != value:
-                colour, dots = (_BEST if run in way else _COPY), (":" if copied else "-")
+                colour, dots = (_BEST if run in ancestry else _COPY), (":" if copied else "-")
                 axis.plot([begin, begin], [old, value], color=colour, linestyle=dots, **pen)
     axis.set(xlabel="environment steps", ylabel=short(key))
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -139,7 +139,7 @@ def _placed(value: Any, span: RangeConfig) -> float:
     """Returns a value as a number on an axis: of a choice its place in the list."""
     if span.choice is None:
         return float(value)
-    return float([text_of(one) for one in span.choice].index(text_of(value)))
+    return float([text_of(option) for option in span.choice].index(text_of(value)))
 
 
 def _scale(axis: Any, span: RangeConfig, which: str) -> None:

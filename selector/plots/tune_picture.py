@@ -76,10 +76,10 @@ def ladder(axis: Any, results: TuneResults, most: int = 10) -> None:
     """num_env by powers of two, `most` of them; the same range in every panel."""
     from matplotlib.ticker import NullLocator
 
-    all_of = [f.candidate.num_env for f in results.all]
-    all_of += [candidate.num_env for candidate in results.failures]
-    all_of += [s.candidate.num_env for s in (results.chosen.skipped if results.chosen else ())]
-    low, high = min(all_of), max(all_of)
+    sizes = [f.candidate.num_env for f in results.all]
+    sizes += [candidate.num_env for candidate in results.failures]
+    sizes += [s.candidate.num_env for s in (results.chosen.skipped if results.chosen else ())]
+    low, high = min(sizes), max(sizes)
     axis.set_xscale("log", base=2)
     axis.set_xlim(low / 1.15, high * _ROOM)
     powers = [2**e for e in range(low.bit_length() - 1, high.bit_length() + 1) if low <= 2**e]
@@ -105,9 +105,9 @@ def draw(record: TuneRecord, folder: Path) -> list[Path]:
     # The same record gives the same SVG, and its words can be found and copied.
     with matplotlib.rc_context({"svg.hashsalt": NAME, "svg.fonttype": "none"}):
         figure = _figure_of(record, results)
-        for kind, more in (("png", {"dpi": 130}), ("svg", {"metadata": {"Date": None}})):
+        for kind, options in (("png", {"dpi": 130}), ("svg", {"metadata": {"Date": None}})):
             path = folder / f"{NAME}.{kind}"
-            figure.savefig(path, **more)
+            figure.savefig(path, **options)
             paths.append(path)
     return paths
 
@@ -123,14 +123,14 @@ def _figure_of(record: TuneRecord, results: TuneResults) -> Figure:
     head = 0.62 + 0.165 * (1 + text.count("\n"))
     lanes = 0.85 + 0.21 * len(results.rows)
     heights = [3.6 + lanes, 3.2, *([2.9] if races else [])]
-    whole = head + sum(heights)
-    room = ConstrainedLayoutEngine(rect=(0.006, 0.0, 0.984, 1.0 - head / whole))
-    figure = Figure(figsize=(_WIDTH, whole), layout=room)
+    total = head + sum(heights)
+    room = ConstrainedLayoutEngine(rect=(0.006, 0.0, 0.984, 1.0 - head / total))
+    figure = Figure(figsize=(_WIDTH, total), layout=room)
     figure.text(
-        0.012, 1 - 0.14 / whole, headline(record), va="top", fontsize=15,
+        0.012, 1 - 0.14 / total, headline(record), va="top", fontsize=15,
         fontweight="bold" if is_sure(record) else "normal", color=INK,
     )  # fmt: skip
-    figure.text(0.012, 1 - 0.5 / whole, text, va="top", fontsize=9, color=PALE, linespacing=1.25)
+    figure.text(0.012, 1 - 0.5 / total, text, va="top", fontsize=9, color=PALE, linespacing=1.25)
     parts = figure.subfigures(len(heights), squeeze=False, height_ratios=heights)[:, 0]
     throughput, tried = parts[0].subplots(2, height_ratios=[3.6, lanes])
     _draw_throughput(throughput, results, pens)
@@ -147,14 +147,14 @@ def _draw_throughput(axis: Any, results: TuneResults, pens: Pens) -> None:
     """Draws steps/s against num_env, a line a row; knees, winner and runner-up marked."""
     from matplotlib.ticker import EngFormatter
 
-    for row, along in results.rows.items():
-        if not along:
+    for row, row_results in results.rows.items():
+        if not row_results:
             continue
         pen = pens[row]
-        rates = [f.measured.steps_per_s for f in along]
+        rates = [f.measured.steps_per_s for f in row_results]
         axis.errorbar(
-            [f.candidate.num_env for f in along], rates,
-            yerr=[f.measured.error * f.measured.steps_per_s for f in along],
+            [f.candidate.num_env for f in row_results], rates,
+            yerr=[f.measured.error * f.measured.steps_per_s for f in row_results],
             color=pen.colour, marker=pen.marker, linestyle=pen.line, label=pen.label,
             markersize=5, linewidth=1.7, capsize=2.5, elinewidth=1.0, zorder=3,
         )  # fmt: skip
@@ -211,11 +211,11 @@ def _mark(
 def _draw_tried(axis: Any, results: TuneResults, pens: Pens) -> None:
     """Draws a lane a row: what was measured, what failed and why, what was left out."""
     skipped = results.chosen.skipped if results.chosen else ()
-    for lane, (row, along) in enumerate(results.rows.items()):
+    for lane, (row, row_results) in enumerate(results.rows.items()):
         pen = pens[row]
-        out = [s.candidate.num_env for s in skipped if s.candidate.row == row]
-        ran = [f.candidate.num_env for f in along]
-        axis.plot(out, [lane] * len(out), "o", markersize=3.2, color="#cbd2d9", zorder=2)
+        left_out = [s.candidate.num_env for s in skipped if s.candidate.row == row]
+        ran = [f.candidate.num_env for f in row_results]
+        axis.plot(left_out, [lane] * len(left_out), "o", markersize=3.2, color="#cbd2d9", zorder=2)
         axis.plot(ran, [lane] * len(ran), pen.marker, markersize=5.5, color=pen.colour, zorder=3)
         for candidate, failed in results.failures.items():
             if candidate.row != row:
@@ -241,15 +241,15 @@ def _draw_memory(axis: Any, results: TuneResults, pens: Pens) -> None:
     device = any(f.measured.device_bytes is not None for f in results.all)
     most = 0.0
     limits = []
-    for row, along in results.rows.items():
+    for row, row_results in results.rows.items():
         pen = pens[row]
-        used = [f.gib for f in along]
+        used = [f.gib for f in row_results]
         axis.plot(
-            [f.candidate.num_env for f in along], used, color=pen.colour, marker=pen.marker,
+            [f.candidate.num_env for f in row_results], used, color=pen.colour, marker=pen.marker,
             linestyle=pen.line, markersize=4, linewidth=1.5, zorder=3,
         )  # fmt: skip
         most = max([most, *used])
-        limits += [f.gib / f.measured.memory for f in along if f.measured.memory > 0]
+        limits += [f.gib / f.measured.memory for f in row_results if f.measured.memory > 0]
     if results.winner is not None:
         axis.plot(
             [results.winner.candidate.num_env], [results.winner.gib], "*", markersize=15,
@@ -281,7 +281,7 @@ def _draw_memory(axis: Any, results: TuneResults, pens: Pens) -> None:
 def _draw_time(axis: Any, results: TuneResults) -> None:
     """Draws the phases of winner, runner-up and what they are held against, as shares of time."""
     bars = compared(results)
-    shown: dict[str, None] = {}
+    drawn: dict[str, None] = {}
     for place, (name, result) in enumerate(bars):
         left = 0.0
         for phase, share in result.measured.phases.items():
@@ -294,7 +294,7 @@ def _draw_time(axis: Any, results: TuneResults) -> None:
                 )  # fmt: skip
             left += share
             if share >= 0.005:
-                shown[phase] = None
+                drawn[phase] = None
         axis.text(
             0, place - 0.36, f"{name}: {candidate_text(result.candidate, results.rows)}, "
             f"{result.measured.steps_per_s:,.0f} steps/s", fontsize=8.5, va="bottom", color=INK,
@@ -302,7 +302,7 @@ def _draw_time(axis: Any, results: TuneResults) -> None:
     from matplotlib.patches import Patch
 
     axis.legend(
-        handles=[Patch(color=_PHASES.get(phase, _OTHER), label=phase) for phase in shown],
+        handles=[Patch(color=_PHASES.get(phase, _OTHER), label=phase) for phase in drawn],
         loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=6, fontsize=8, frameon=False,
         handlelength=1.0, columnspacing=1.2,
     )  # fmt: skip

@@ -37,16 +37,16 @@ def identity(config: Config, topology: Topology, beside: Path) -> dict[str, Any]
     Modules in the config's folder `beside` count with what is in them. Looks at no device, and
     imports nothing that is named.
     """
-    whole = _problem(config, beside)
-    both = {"num_env": config.env.num_env, "gmi_per_gpu": config.layout.gmi_per_gpu}
-    whole["free"] = [name for name, value in both.items() if value == AUTO] or list(both)
+    problem = _problem(config, beside)
+    searched = {"num_env": config.env.num_env, "gmi_per_gpu": config.layout.gmi_per_gpu}
+    problem["free"] = [name for name, value in searched.items() if value == AUTO] or list(searched)
     for section, key in (("env", "num_env"), ("layout", "gmi_per_gpu")):
-        if both[key] == AUTO:  # else it is what the choice is held against
-            whole[section].pop(key, None)
-    whole["tune"] = config.tune.model_dump(mode="json", exclude={"budget_s", "race_s"})
-    whole["unusable"] = sorted(name for name, _ in topology.unusable)
-    whole["most_samples"] = most_samples(config, topology)
-    return {"problem": whole, "machine": _machine(topology), "versions": _versions_of(config)}
+        if searched[key] == AUTO:  # else it is what the choice is held against
+            problem[section].pop(key, None)
+    problem["tune"] = config.tune.model_dump(mode="json", exclude={"budget_s", "race_s"})
+    problem["unusable"] = sorted(name for name, _ in topology.unusable)
+    problem["most_samples"] = most_samples(config, topology)
+    return {"problem": problem, "machine": _machine(topology), "versions": _versions_of(config)}
 
 
 def answer_key(config: Config, topology: Topology, beside: Path) -> str:
@@ -68,20 +68,20 @@ def digest_of(facts: Mapping[str, Any]) -> str:
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Words what differs in machine or versions, "torch 2.12 then, 2.13 now"; "" for nothing."""
     for part in ("versions", "machine"):
-        earlier = before.get(part, {})
-        for name in dict.fromkeys([*now[part], *earlier]):
-            was, value = earlier.get(name), now[part].get(name)
-            if was != value:
-                return f"{name} {_short(was)} then, {_short(value)} now"
+        old = before.get(part, {})
+        for name in dict.fromkeys([*now[part], *old]):
+            old_value, value = old.get(name), now[part].get(name)
+            if old_value != value:
+                return f"{name} {_short(old_value)} then, {_short(value)} now"
     return ""
 
 
 @functools.cache
 def versions() -> dict[str, str]:
     """Finds the versions of what runs, without importing it; absent extras are not named."""
-    here = {name: version_of(name) for name in (*_PACKAGES, *_IF_THERE)}
-    there = {k: v for k, v in here.items() if k in _PACKAGES or v != "unknown"}
-    return {"python": ".".join(platform.python_version_tuple()[:2]), **there}
+    found = {name: version_of(name) for name in (*_PACKAGES, *_IF_THERE)}
+    installed = {k: v for k, v in found.items() if k in _PACKAGES or v != "unknown"}
+    return {"python": ".".join(platform.python_version_tuple()[:2]), **installed}
 
 
 def _versions_of(config: Config) -> dict[str, str]:
@@ -118,12 +118,12 @@ def commit() -> str | None:
 
 def _problem(config: Config, beside: Path) -> dict[str, Any]:
     """Returns what runs: the config without how long, its name, and how it was found."""
-    whole = config.model_dump(mode="json", exclude={"version", "run", "tune", "search"})
-    whole["run"] = {"deterministic": config.run.deterministic, "capture": config.run.capture}
+    problem = config.model_dump(mode="json", exclude={"version", "run", "tune", "search"})
+    problem["run"] = {"deterministic": config.run.deterministic, "capture": config.run.capture}
     if config.layout.file is not None:  # what it says, wherever it lies
-        whole["layout"] = {"text": digest_of_file(Path(config.layout.file))}
-    whole["modules"] = digests_beside(config, beside)
-    return whole
+        problem["layout"] = {"text": digest_of_file(Path(config.layout.file))}
+    problem["modules"] = digests_beside(config, beside)
+    return problem
 
 
 def _machine(topology: Topology) -> dict[str, Any]:
@@ -147,6 +147,6 @@ def _machine(topology: Topology) -> dict[str, Any]:
 
 def _short(value: Any) -> str:
     if isinstance(value, list):
-        names = [one.get("name", "?") if isinstance(one, dict) else str(one) for one in value]
+        names = [item.get("name", "?") if isinstance(item, dict) else str(item) for item in value]
         return f"{len(value)} x {', '.join(dict.fromkeys(names))}"
     return "unknown" if value is None else str(value)

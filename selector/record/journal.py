@@ -60,15 +60,15 @@ def parse_journal(path: Path, content: bytes) -> Journal:
         raise RecordError(
             f"{path} has format {header.get('format')!r}, and this gmi-drl reads {FORMAT}"
         )
-    lines, whole, damage = [], len(texts[0]) + 1, ""
+    lines, whole_bytes, damage = [], len(texts[0]) + 1, ""
     for number, text in enumerate(texts[1:], 2):
         try:
             lines.append(_parsed(text))
         except ValueError as error:
             damage = damaged(path, number, error)
             break
-        whole += len(text) + 1
-    return Journal(path, header, lines, whole, damage)
+        whole_bytes += len(text) + 1
+    return Journal(path, header, lines, whole_bytes, damage)
 
 
 def damaged(path: Path, number: int, error: Exception) -> str:

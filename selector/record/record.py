@@ -72,8 +72,8 @@ class TuneRecord:
     @property
     def around_s(self) -> float:
         """Returns the least that start and end of a measurement took: of what ran, if any did."""
-        each = list(zip(self.profiles, self.costs_s, strict=True))
-        ran = [cost_s - one.seconds for (_, one), cost_s in each if isinstance(one, Measured)]
+        runs = list(zip(self.profiles, self.costs_s, strict=True))
+        ran = [cost_s - run.seconds for (_, run), cost_s in runs if isinstance(run, Measured)]
         return max(0.0, min(ran or self.costs_s, default=0.0))
 
     @property
@@ -102,31 +102,31 @@ class TuneRecord:
     def better(self, steps_per_s: float) -> list[str]:
         """Lists what else was measured and does more than the choice with so many steps/s.
 
-        As overrides of a run of the choice, the best first: by goodput, where that was predicted,
-        and by more than a promise may be off. What has failed since, or would fill the memory, or
-        needs a layout file is left out.
+        They are overrides of a run of the choice, the best first. Each does more by goodput, where
+        that was predicted, and by more than a promise may be off. What has failed since, would fill
+        the memory, or needs a layout file is left out.
         """
         winner = None if self.chosen is None else self.chosen.winner
-        given = self.header.get("config")
-        if winner is None or given is None or winner.row.percents is not None:
+        settings = self.header.get("config")
+        if winner is None or settings is None or winner.row.percents is not None:
             return []
         results, prediction = self.results(), self.prediction
-        now = steps_per_s
+        rate = steps_per_s
         if prediction is not None:
-            now = prediction.goodput(now, winner.samples, winner.horizon)
-        measured = {one.candidate: results.worth(one) for one in results.all}
+            rate = prediction.goodput(rate, winner.samples, winner.horizon)
+        measured = {result.candidate: results.worth(result) for result in results.all}
         failed = {line["candidate"] for line in self.races if "reason" in line}
         others = [
-            one
-            for one in usable(measured, failed)
-            if one != winner
-            and one.row.percents is None
-            and measured[one].steps_per_s > (1 + TOLERANCE) * now
+            c
+            for c in usable(measured, failed)
+            if c != winner
+            and c.row.percents is None
+            and measured[c].steps_per_s > (1 + TOLERANCE) * rate
         ]
-        others.sort(key=lambda one: measured[one].steps_per_s, reverse=True)
-        config = load_config(given)
-        before = config_of(config, winner)
-        ways = ([*changes(before, config_of(config, one))] for one in others)
+        others.sort(key=lambda c: measured[c].steps_per_s, reverse=True)
+        config = load_config(settings)
+        chosen_config = config_of(config, winner)
+        ways = ([*changes(chosen_config, config_of(config, c))] for c in others)
         return [" ".join(f"{key}={value}" for key, value in way) for way in ways]
 
     @property
@@ -231,12 +231,12 @@ class TuneJournal:
         journal = cls(path, header)
         notes: list[str] = []
         try:
-            before = read_journal(path)
-            record = TuneRecord.of(before)
+            old_journal = read_journal(path)
+            record = TuneRecord.of(old_journal)
             # One of failures alone is begun anew: whoever tunes again has mended something.
             if not anew and any(isinstance(answer, Measured) for _, answer in record.profiles):
-                journal.record, journal.text = record, before.text
-                cut(before)
+                journal.record, journal.text = record, old_journal.text
+                cut(old_journal)
                 return journal, notes
         except FileNotFoundError:
             pass
@@ -315,23 +315,23 @@ def _chosen_of(data: Mapping[str, Any]) -> Chosen:
     return Chosen(
         data["winner"] and candidate_of(data["winner"]),
         data["runner_up"] and candidate_of(data["runner_up"]),
-        tuple(Skipped(candidate_of(one["candidate"]), one["why"]) for one in data["skipped"]),
+        tuple(Skipped(candidate_of(entry["candidate"]), entry["why"]) for entry in data["skipped"]),
         bool(data["complete"]),
         str(data["why"]),
     )
 
 
 def _prediction_of(data: Mapping[str, Any]) -> Prediction | None:
-    told = data.get("prediction")
-    return None if told is None else Prediction(**told)
+    fields = data.get("prediction")
+    return None if fields is None else Prediction(**fields)
 
 
 def _prune(path: Path) -> None:
     others = [other for other in _newest_first(path.parent) if other != path]
     for old in others[_MAX_RECORDS - 1 :]:
-        for gone in (old, old.with_suffix(".layout.yaml")):
+        for file in (old, old.with_suffix(".layout.yaml")):
             with contextlib.suppress(OSError):
-                gone.unlink()
+                file.unlink()
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -115,7 +115,7 @@ def sureness(record: TuneRecord) -> str:
     elif not near:
         parts.append("each of the others differs by more than the noise")
     else:
-        nearest = min(near, key=lambda one: abs(one.measured.steps_per_s - measured.steps_per_s))
+        nearest = min(near, key=lambda r: abs(r.measured.steps_per_s - measured.steps_per_s))
         alike = "as fast" if results.prediction is None else "as good"
         parts.append(
             f"{len(near)} of {counted(len(results.all) - 1, 'other')} may be {alike}, the nearest "
@@ -123,11 +123,11 @@ def sureness(record: TuneRecord) -> str:
             f"{_spread(nearest.measured)}"
         )
     config = record.header.get("config") or {}
-    both = (config.get("layout", {}).get("gmi_per_gpu"), config.get("env", {}).get("num_env"))
-    if record.own is None and all(isinstance(one, int) for one in both):  # it left nothing open
+    sizes = (config.get("layout", {}).get("gmi_per_gpu"), config.get("env", {}).get("num_env"))
+    if record.own is None and all(isinstance(size, int) for size in sizes):  # it left nothing open
         parts.append("the config as given was not measured")
-    if decided := _decision(record, results):
-        parts.append(decided)
+    if decision := _decision(record, results):
+        parts.append(decision)
     if is_uncertain(measured) or (chosen is not None and not chosen.complete):
         parts.append("a longer tune is surer (--budget)")
     return f"How sure it is: {'; '.join(parts)}."
@@ -135,41 +135,41 @@ def sureness(record: TuneRecord) -> str:
 
 def _decision(record: TuneRecord, results: TuneResults) -> str:
     """Says whether a race decided or the prediction alone, and by how much; "" of steps/s."""
-    winner, by = results.winner, record.choice.get("decided_by")
-    if winner is None or by is None:
+    winner, decided_by = results.winner, record.choice.get("decided_by")
+    if winner is None or decided_by is None:
         return ""
-    if by == "race":
+    if decided_by == "race":
         rounds = dict[int, list[RaceScore]]()
         for score in scores_of(record):
             rounds.setdefault(score.round, []).append(score)
-        each = [_lead(number, rounds[number], winner.candidate) for number in sorted(rounds)]
-        return f"the race decided, {', '.join(each)}, with one seed a round"
-    what = "tune.keep" if by == "rule" else "the prediction"
-    what = "steps/s" if results.prediction is None else what
-    others = [one for one in results.all if one is not winner]
+        leads = [_lead(number, rounds[number], winner.candidate) for number in sorted(rounds)]
+        return f"the race decided, {', '.join(leads)}, with one seed a round"
+    basis = "tune.keep" if decided_by == "rule" else "the prediction"
+    basis = "steps/s" if results.prediction is None else basis
+    others = [r for r in results.all if r is not winner]
     margin = ""
     if others:
-        near = max(others, key=lambda one: results.worth(one).steps_per_s)
-        longer, name = _longer(results, near, winner), near.candidate
+        nearest = max(others, key=lambda r: results.worth(r).steps_per_s)
+        longer, name = _longer(results, nearest, winner), nearest.candidate
         margin = (
             f", by which the next ({candidate_text(name, results.rows)}) takes {longer:.2f} times "
             "as long to a return"
         )
-    return f"{what} alone decided{margin} ({record.choice['race']})"
+    return f"{basis} alone decided{margin} ({record.choice['race']})"
 
 
 def _lead(number: int, scores: Sequence[RaceScore], winner: Candidate) -> str:
     """Says the mean return of a round's winner beside the best of the others."""
     mean = {score.candidate: score.return_mean for score in scores if score.return_mean is not None}
     seconds = max(score.seconds for score in scores)
-    ours, others = mean.get(winner), [its for one, its in mean.items() if one != winner]
-    text = "no return" if ours is None else f"a mean return of {ours:,.1f}"
+    own, others = mean.get(winner), [v for c, v in mean.items() if c != winner]
+    text = "no return" if own is None else f"a mean return of {own:,.1f}"
     against = f" against {max(others):,.1f}" if others else " and none of the others"
     return f"in round {number} {text}{against} in {seconds:.0f} s"
 
 
-def _spread(one: Measured) -> str:
-    return f"{one.steps_per_s:,.0f} steps/s ± {100 * one.error:.1f} % ({one.seconds:.1f} s)"
+def _spread(m: Measured) -> str:
+    return f"{m.steps_per_s:,.0f} steps/s ± {100 * m.error:.1f} % ({m.seconds:.1f} s)"
 
 
 def _against(results: TuneResults, winner: CandidateResult) -> str:
@@ -177,20 +177,20 @@ def _against(results: TuneResults, winner: CandidateResult) -> str:
     for name, other in compared(results):
         if other is winner:
             continue
-        ours, held = winner.measured, other.measured
-        ratio = ours.steps_per_s / held.steps_per_s
-        whom = name.replace(", ", " and ")
-        whom = f"the {whom} ({candidate_text(other.candidate, results.rows)})"
-        if not differ_significantly(ours, held):
-            noise = 100 * noise_margin(ours, held) / held.steps_per_s
-            parts.append(f"as many as {whom} within the noise of {noise:.1f} %")
-        elif is_uncertain(ours) or is_uncertain(held):
-            parts.append(f"{'more' if ratio > 1 else 'less'} than {whom}, by how much is not sure")
+        best, base = winner.measured, other.measured
+        ratio = best.steps_per_s / base.steps_per_s
+        label = name.replace(", ", " and ")
+        label = f"the {label} ({candidate_text(other.candidate, results.rows)})"
+        if not differ_significantly(best, base):
+            noise = 100 * noise_margin(best, base) / base.steps_per_s
+            parts.append(f"as many as {label} within the noise of {noise:.1f} %")
+        elif is_uncertain(best) or is_uncertain(base):
+            parts.append(f"{'more' if ratio > 1 else 'less'} than {label}, by how much is not sure")
         elif ratio >= 1.5:
-            parts.append(f"{ratio:.1f} times {whom}")
+            parts.append(f"{ratio:.1f} times {label}")
         else:
             more = "more" if ratio > 1 else "less"
-            parts.append(f"{100 * abs(ratio - 1):.1f} % {more} than {whom}")
+            parts.append(f"{100 * abs(ratio - 1):.1f} % {more} than {label}")
     text = ", which is the config as given" if winner.candidate == results.own else ""
     text += ", " + " and ".join(parts) if parts else ""
     if results.own is not None and results.own in results.failures:
@@ -202,40 +202,40 @@ def _against(results: TuneResults, winner: CandidateResult) -> str:
 def _beyond(results: TuneResults, winner: CandidateResult) -> str:
     """Says why there are not more environments in each GMI."""
     num_env = winner.candidate.num_env
-    along = results.rows[winner.candidate.row]
-    beyond = [one for one in results.failures if one.row == winner.candidate.row]
-    failed = next((one for one in beyond if one.num_env > num_env), None)
+    results_of_row = results.rows[winner.candidate.row]
+    row_failures = [c for c in results.failures if c.row == winner.candidate.row]
+    failed = next((c for c in row_failures if c.num_env > num_env), None)
     failure = ""
     if failed is not None:
         failure = f"num_env {failed.num_env:,} {_FAILURES[results.failures[failed].reason]}"
-    larger = [result for result in along if result.candidate.num_env > num_env]
-    lasting = usable({f.candidate: f.measured for f in along}, results.failures)
-    full = [result for result in larger if result.candidate not in lasting]
-    larger = [result for result in larger if result.candidate in lasting]
+    larger = [result for result in results_of_row if result.candidate.num_env > num_env]
+    lasting_candidates = usable({f.candidate: f.measured for f in results_of_row}, results.failures)
+    full = [result for result in larger if result.candidate not in lasting_candidates]
+    larger = [result for result in larger if result.candidate in lasting_candidates]
     if not larger and failure:
         return failure
     if not larger and full:
         first = full[0].candidate
         return f"num_env {first.num_env:,} fills {full[0].measured.memory:.0%} of the memory"
     if not larger:
-        out = results.chosen.skipped if results.chosen else ()
-        ours = (s for s in out if s.candidate.row == winner.candidate.row)
-        left = next((s for s in ours if s.candidate.num_env > num_env), None)
+        skipped = results.chosen.skipped if results.chosen else ()
+        same_row = (s for s in skipped if s.candidate.row == winner.candidate.row)
+        left = next((s for s in same_row if s.candidate.num_env > num_env), None)
         return f"num_env {left.candidate.num_env:,} was left out: {left.why}" if left else ""
     last = larger[-1]
     change = last.measured.steps_per_s / winner.measured.steps_per_s - 1
     best = max(f.measured.steps_per_s for f in larger) / winner.measured.steps_per_s - 1
     if best > FLAT:  # chosen by its return
-        how = f"rises by {100 * best:.0f} %"
+        trend = f"rises by {100 * best:.0f} %"
     elif change < -FLAT and -change <= math.hypot(last.measured.error, winner.measured.error):
-        how = f"is the same within the noise up to {last.candidate.num_env:,}"
+        trend = f"is the same within the noise up to {last.candidate.num_env:,}"
     elif change < -FLAT:
-        how = f"falls by {-100 * change:.0f} % up to {last.candidate.num_env:,}"
+        trend = f"falls by {-100 * change:.0f} % up to {last.candidate.num_env:,}"
     else:
-        how = f"is flat up to {last.candidate.num_env:,}"
+        trend = f"is flat up to {last.candidate.num_env:,}"
     grown = last.gib / winner.gib
     memory = f" while memory grows {grown:.1f}x" if grown >= 1.05 else ""
-    text = f"beyond num_env {num_env:,} throughput {how}{memory}"
+    text = f"beyond num_env {num_env:,} throughput {trend}{memory}"
     return f"{text}, and {failure}" if failure else text
 
 
@@ -252,7 +252,7 @@ def _count(results: TuneResults, record: TuneRecord) -> str:
 
 
 def _update(results: TuneResults, winner: CandidateResult, record: TuneRecord) -> str:
-    """Says what tuning made of the learning problem, as was said of the choice if there is one."""
+    """Says how tuning changed the update: as recorded with the choice, if there is one."""
     if changes := record.choice.get("changes"):
         return str(changes)
     stays = "stays" if changes == "" else "takes"
@@ -298,9 +298,9 @@ def show(console: Console, record: TuneRecord) -> None:
     console.out("")
     columns, most = list(results.rows), max(1, (console.width - 10) // _CELL)
     for first in range(0, len(columns), most):
-        few = columns[first : first + most]
-        names = (row_text(row, results.rows) for row in few)
-        table("Steps/s", ("num_env", *names), _throughput(results, few), numbers=True)
+        shown = columns[first : first + most]
+        names = (row_text(row, results.rows) for row in shown)
+        table("Steps/s", ("num_env", *names), _throughput(results, shown), numbers=True)
         console.out(f"{_KEY}\n", highlight=False)
     rows: Sequence[tuple[str, ...]]
     if results.winner is not None:
@@ -314,8 +314,8 @@ def show(console: Console, record: TuneRecord) -> None:
         console.out("")
     if results.failures:
         rows = [
-            (candidate_text(one, results.rows), failed.reason, failed.text)
-            for one, failed in results.failures.items()
+            (candidate_text(candidate, results.rows), failed.reason, failed.text)
+            for candidate, failed in results.failures.items()
         ]
         table("Failed", ("setting", "what", "what it said"), rows)
         console.out("")
@@ -362,8 +362,8 @@ def _throughput(results: TuneResults, rows: Sequence[DeviceSplit]) -> list[tuple
             mark = _WINNER if result is results.winner else mark
             text = f"{result.measured.steps_per_s:,.0f} {mark or ' '}"
             cells[result.candidate.num_env, row] = text
-    for one, failed in results.failures.items():
-        cells[one.num_env, one.row] = f"{failed.reason} {_FAILED}"
+    for candidate, failed in results.failures.items():
+        cells[candidate.num_env, candidate.row] = f"{failed.reason} {_FAILED}"
     ladder = sorted({num_env for num_env, row in cells if row in rows})
     return [(f"{n:,}", *(cells.get((n, row), "") for row in rows)) for n in ladder]
 
@@ -371,11 +371,11 @@ def _throughput(results: TuneResults, rows: Sequence[DeviceSplit]) -> list[tuple
 def _closer(
     named: Sequence[tuple[str, CandidateResult]], record: TuneRecord
 ) -> list[tuple[str, ...]]:
-    """Returns all that is known of a few, side by side; times are of the last one's."""
+    """Returns all that is known of a few, side by side; times are relative to the last one's."""
     results = record.results()
     rows, worth = results.rows, [results.worth(result).steps_per_s for _, result in named]
     trains = record.header.get("mode") != "serving"
-    times = ["-" if results.prediction is None else f"{worth[-1] / one:.2f}" for one in worth]
+    times = ["-" if results.prediction is None else f"{worth[-1] / rate:.2f}" for rate in worth]
     few, candidates = [r.measured for _, r in named], [r.candidate for _, r in named]
     phases = {phase: None for measured in few for phase in measured.phases}
     lines: list[tuple[str, ...]] = [
@@ -419,13 +419,13 @@ def left_out(results: TuneResults) -> Iterator[tuple[str, str, str]]:
     groups: dict[tuple[str, str], list[Skipped]] = {}
     for skipped in results.chosen.skipped if results.chosen else ():
         row = skipped.candidate.row
-        whose = row_text(row, results.rows) if row in results.rows else row_text(row, [row])
-        groups.setdefault((whose, re.sub(r"[0-9.,]+", "0", skipped.why)), []).append(skipped)
-    for (whose, _), group in groups.items():
-        num_envs = [f"{one.candidate.num_env:,}" for one in group]
+        label = row_text(row, results.rows) if row in results.rows else row_text(row, [row])
+        groups.setdefault((label, re.sub(r"[0-9.,]+", "0", skipped.why)), []).append(skipped)
+    for (label, _), group in groups.items():
+        num_envs = [f"{entry.candidate.num_env:,}" for entry in group]
         few = len(num_envs) <= 3
         span = " / ".join(num_envs) if few else f"{num_envs[0]} ... {num_envs[-1]}"
-        yield whose, span, group[-1].why
+        yield label, span, group[-1].why
 
 
 def _wrapped(console: Console, text: str) -> None:

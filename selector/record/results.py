@@ -49,8 +49,8 @@ class TuneResults:
         """Returns what it measured with its goodput in place of its throughput."""
         if self.prediction is None:
             return result.measured
-        measured, one = result.measured, result.candidate
-        rate = self.prediction.goodput(measured.steps_per_s, one.samples, one.horizon)
+        measured, candidate = result.measured, result.candidate
+        rate = self.prediction.goodput(measured.steps_per_s, candidate.samples, candidate.horizon)
         return replace(measured, steps_per_s=rate)
 
     @cached_property
@@ -78,13 +78,13 @@ class TuneResults:
         """Returns what the choice is held against, see `base_name`; None if it was not measured."""
         if (own := self._result(self.own)) is not None:
             return own
-        first = next((row for row in self.rows.values() if row), None)
-        if first is None:
+        row = next((row for row in self.rows.values() if row), None)
+        if row is None:
             return None
-        wanted = PLAIN if first[0].measured.device_bytes is None else PLAIN_ON_GPU
-        off = {f.candidate.num_env: abs(math.log2(f.candidate.num_env / wanted)) for f in first}
-        nearest = min(first, key=lambda f: off[f.candidate.num_env])
-        return nearest if off[nearest.candidate.num_env] <= 1 else None
+        plain = PLAIN if row[0].measured.device_bytes is None else PLAIN_ON_GPU
+        distance = {f.candidate.num_env: abs(math.log2(f.candidate.num_env / plain)) for f in row}
+        nearest = min(row, key=lambda f: distance[f.candidate.num_env])
+        return nearest if distance[nearest.candidate.num_env] <= 1 else None
 
     @property
     def base_name(self) -> str:
@@ -94,9 +94,9 @@ class TuneResults:
 
     def knee(self, row: DeviceSplit) -> CandidateResult | None:
         """Returns the first of a row that nothing larger clearly outruns; None for the last."""
-        along = self.rows[row]
-        for place, result in enumerate(along[:-1], 1):
-            later = max(other.measured.steps_per_s for other in along[place:])
+        results = self.rows[row]
+        for place, result in enumerate(results[:-1], 1):
+            later = max(other.measured.steps_per_s for other in results[place:])
             if result.measured.steps_per_s >= (1 - FLAT) * later:
                 return result
         return None
@@ -115,7 +115,7 @@ class TuneResults:
         return len(self.failures.keys() | {result.candidate for result in self.all})
 
     def _result(self, candidate: Candidate | None) -> CandidateResult | None:
-        return next((one for one in self.all if one.candidate == candidate), None)
+        return next((result for result in self.all if result.candidate == candidate), None)
 
 
 def results_of(
@@ -126,8 +126,8 @@ def results_of(
 ) -> TuneResults:
     """Puts answers in order; several of one candidate become one, as in the search.
 
-    One that failed when it was asked for again is a failure, unless that was for the little time
-    left.
+    A candidate that failed when it was measured again is a failure, unless it was only too slow for
+    the time that was left.
     """
     measured: dict[Candidate, list[Measured]] = {}
     failures: dict[Candidate, Failed] = {}
@@ -148,8 +148,8 @@ def results_of(
         ]
         for row in sorted(seen, key=row_order)
     }
-    failed = sorted(failures, key=lambda one: (row_order(one.row), one.num_env))
-    return TuneResults(rows, {one: failures[one] for one in failed}, chosen, own, prediction)
+    ordered = sorted(failures, key=lambda c: (row_order(c.row), c.num_env))
+    return TuneResults(rows, {c: failures[c] for c in ordered}, chosen, own, prediction)
 
 
 def row_order(row: DeviceSplit) -> tuple[int, str, float, tuple[int, ...], bool]:
@@ -159,10 +159,10 @@ def row_order(row: DeviceSplit) -> tuple[int, str, float, tuple[int, ...], bool]
 
 def compared(results: TuneResults) -> list[tuple[str, CandidateResult]]:
     """Returns winner, runner-up and what they are held against, each once."""
-    few = (results.winner, results.runner_up, results.base)
-    once: dict[Candidate, tuple[str, CandidateResult]] = {}
-    for name, result in zip(("winner", "runner-up", results.base_name), few, strict=True):
+    shown = (results.winner, results.runner_up, results.base)
+    by_candidate: dict[Candidate, tuple[str, CandidateResult]] = {}
+    for name, result in zip(("winner", "runner-up", results.base_name), shown, strict=True):
         if result is not None:
-            before = once.get(result.candidate)
-            once[result.candidate] = (f"{before[0]}, {name}" if before else name, result)
-    return list(once.values())
+            entry = by_candidate.get(result.candidate)
+            by_candidate[result.candidate] = (f"{entry[0]}, {name}" if entry else name, result)
+    return list(by_candidate.values())

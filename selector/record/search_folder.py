@@ -51,7 +51,7 @@ class SearchFolder:
         return self.path / "trials" / f"{key[0]:03d}" / str(key[1])
 
     def append(self, kind: str, **content: Any) -> dict[str, Any]:
-        """Adds a line, and returns when it is on the disk; the line. SearchError if it cannot."""
+        """Adds a line, and returns it when it is on the disk. SearchError if it cannot."""
         line = {"kind": kind, **content}
         self._write(append, line)
         return line
@@ -84,7 +84,7 @@ def open_folder(
     """
     assert config.search is not None
     base = Path(config.search.folder) / config.run.name
-    wanted = {
+    header = {
         "config": config.model_dump(mode="json", exclude={"search": _FREE}),
         "modules": digests_beside(config, beside), "versions": identity.versions(),
     }  # fmt: skip
@@ -99,15 +99,15 @@ def open_folder(
                     f"{base.parent} is locked by {choosing.holder}, since "
                     f"{_CHOOSING.total_seconds():g} s or more. Wait for it, or end it."
                 )
-            path, note = (None, "") if again else _newest(base, wanted)
+            path, note = (None, "") if again else _newest(base, header)
             folder = SearchFolder(_new(base) if path is None else path.resolve())
-            held = stack.enter_context(locked(folder.path / "lock", timedelta(0), name))
-            if held.holder:
+            lock = stack.enter_context(locked(folder.path / "lock", timedelta(0), name))
+            if lock.holder:
                 raise SearchError(
-                    f"{folder.path} is being searched by {held.holder}. Wait for it, or end it."
+                    f"{folder.path} is being searched by {lock.holder}. Wait for it, or end it."
                 )
             if path is None:
-                folder.begin({**wanted, "machine": platform.node(), "started": time.time()})
+                folder.begin({**header, "machine": platform.node(), "started": time.time()})
         journal = read(folder.path)
         if journal is None:
             raise SearchError(f"{folder.path / RECORD} was taken away. Give the command again.")
@@ -147,8 +147,8 @@ def _newest(base: Path, wanted: Mapping[str, Any]) -> tuple[Path | None, str]:
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     for part in ("modules", "versions"):
-        then, today = before.get(part, {}), now[part]
-        yield from (name for name in sorted({*then, *today}) if then.get(name) != today.get(name))
+        old, new = before.get(part, {}), now[part]
+        yield from (name for name in sorted({*old, *new}) if old.get(name) != new.get(name))
 
 
 def _new(base: Path) -> Path:
@@ -163,8 +163,8 @@ def _new(base: Path) -> Path:
 
 
 def replay(journal: Journal, algorithm: TrialAlgorithm) -> dict[RunKey, TrialRun]:
-    """Brings the algorithm to where the journal ends; the runs that were begun and have no end."""
-    begun: dict[RunKey, TrialRun] = {}
+    """Brings the algorithm to where the journal ends; returns the runs that have not ended."""
+    pending: dict[RunKey, TrialRun] = {}
     for number, line in enumerate(journal.lines, 2):
         try:
             if line["kind"] == "finished":
@@ -177,12 +177,12 @@ def replay(journal: Journal, algorithm: TrialAlgorithm) -> dict[RunKey, TrialRun
                         f"the record asks for trial {key[0]}, run {key[1]}, and the algorithm for "
                         f"{run and run.key}: one of the two was changed. Begin anew with --again."
                     )
-                begun[key] = run
+                pending[key] = run
             else:
-                algorithm.tell(begun.pop(key), score_of(line))
+                algorithm.tell(pending.pop(key), score_of(line))
         except (KeyError, TypeError, ValueError) as error:
             raise _lossy(damaged(journal.path, number, error)) from error
-    return begun
+    return pending
 
 
 def _lossy(damage: str) -> SearchError:

@@ -43,8 +43,8 @@ _MOST_COMBINATIONS: Final = 10_000
 _MOST_DRAWS: Final = 1_000  # trials whose values are looked at before a search
 _LATER: Final = 200  # draws that stand for what members of a population come to
 _CORES: Final = 64  # of a device, where nothing but the number of GMIs is asked for
-# What a checkpoint holds in its shape, or what counts at the beginning alone.
-_FOR_LIFE: Final = (
+# Settings that give a checkpoint its shapes, or are used at the beginning alone.
+_FIXED_KEYS: Final = (
     "env.num_env", "algorithm.network", "algorithm.activation", "algorithm.init_log_std",
     "algorithm.normalize_observation", "algorithm.normalize_value", "algorithm.layer_norm",
     "algorithm.share_layers", "algorithm.recurrent", "algorithm.dueling", "algorithm.noisy",
@@ -53,8 +53,8 @@ _FOR_LIFE: Final = (
     "algorithm.games", "algorithm.replay_capacity", "algorithm.sampler", "algorithm.n_step",
     "algorithm.hindsight", "algorithm.burn_in", "algorithm.ensemble", "algorithm.model_network",
 )  # fmt: skip
-# What steps that a checkpoint keeps have inside of them.
-_OF_KEPT_STEPS: Final = ("algorithm.reward_scale", "algorithm.bootstrap_time_limit")
+# Settings that are already part of the steps that a checkpoint keeps.
+_KEPT_STEP_KEYS: Final = ("algorithm.reward_scale", "algorithm.bootstrap_time_limit")
 
 
 def section_faults(config: Config) -> list[Fault]:
@@ -65,8 +65,8 @@ def section_faults(config: Config) -> list[Fault]:
     for key, span in config.search.ranges.items():
         fault = _key_fault(config, key, span)
         faults += [fault] if fault is not None else _value_faults(config, key, span)
-    faults = faults or [*_combinations(config)] or [*_draws(config)]
-    return [*faults, *_lengths(config)]
+    faults = faults or [*_combination_faults(config)] or [*_draw_faults(config)]
+    return [*faults, *_length_faults(config)]
 
 
 def explained(config: Config, error: ValidationError) -> Fault:
@@ -81,7 +81,7 @@ def search_faults(config: Config) -> list[Fault]:
         rule = "missing; it says which hyper-parameters to look for"
         return [Fault("search", ABSENT, rule, f"Add for example {example}.")]
     alone = one_machine_faults(config, "gmi-drl search")
-    return [*alone, *section_faults(config), *_surroundings(config)]
+    return [*alone, *section_faults(config), *_context_faults(config)]
 
 
 def _key_fault(config: Config, key: str, span: RangeConfig) -> Fault | None:
@@ -90,36 +90,36 @@ def _key_fault(config: Config, key: str, span: RangeConfig) -> Fault | None:
     where = f"search.ranges.{key}"
     # A key of another algorithm is told of by the schema.
     algorithms = [config.algorithm, *(settings() for settings in ALGORITHMS.values())]
-    known = [f"algorithm.{name}" for its in algorithms for name in its.searchable]
-    known.append("env.num_env")
-    if key not in known:
-        near = closest(key, known) or closest(f"algorithm.{key}", known)
+    keys = [f"algorithm.{name}" for algorithm in algorithms for name in algorithm.searchable]
+    keys.append("env.num_env")
+    if key not in keys:
+        hint = closest(key, keys) or closest(f"algorithm.{key}", keys)
         rule = (
             "a search changes keys of algorithm, but span name, and env.num_env: what else there "
             "is changes what is learned, or where"
         )
-        return Fault(where, ABSENT, rule, f"Did you mean {near}?" if near else "Remove it.")
+        return Fault(where, ABSENT, rule, f"Did you mean {hint}?" if hint else "Remove it.")
     if key in _JOINT and span.choice is None:
         rule = "minibatches must divide num_env x horizon, so not every number of a range fits"
         return Fault(where, ABSENT, rule, "List the values: choice: [...].")
     if span.choice is not None and key == "env.num_env" and "auto" in span.choice:
         rule = "a trial has a number of environments"
         return Fault(f"{where}.choice", "auto", rule, "Give numbers alone.")
-    if config.search.algorithm == "pbt" and (why := _why_for_life(config, key, span)):
+    if config.search.algorithm == "pbt" and (why := _fixed_reason(config, key, span)):
         rule = f"{why}, and members of a population go on from each other's checkpoints"
         return Fault(where, ABSENT, rule, "Remove it, or use algorithm hyperband.")
     return None
 
 
-def _why_for_life(config: Config, key: str, span: RangeConfig) -> str:
+def _fixed_reason(config: Config, key: str, span: RangeConfig) -> str:
     """Says why a member of a population cannot change a key while it trains; "" if it can."""
-    its = config.algorithm
-    if key in _FOR_LIFE:
+    algorithm = config.algorithm
+    if key in _FIXED_KEYS:
         return "it is fixed when a trial begins"
-    if key in _OF_KEPT_STEPS and its.kept_steps:
+    if key in _KEPT_STEP_KEYS and algorithm.kept_steps:
         return "steps that are kept have it inside"
-    remembers = getattr(its, "recurrent", None) is not None
-    if key == "algorithm.horizon" and remembers and getattr(its, "replay_save", False):
+    remembers = getattr(algorithm, "recurrent", None) is not None
+    if key == "algorithm.horizon" and remembers and getattr(algorithm, "replay_save", False):
         return "sequences that are kept have its length"
     if key == "algorithm.temperature" and None in (span.choice or ()):
         return "one that is learned (null) is among the parameters"
@@ -156,7 +156,7 @@ def _probes(span: RangeConfig) -> Iterator[tuple[str, Any, Any]]:
         yield "integer", list(span.integer), span.integer[0] + 1  # where it must be even
 
 
-def _combinations(config: Config) -> Iterator[Fault]:
+def _combination_faults(config: Config) -> Iterator[Fault]:
     """Yields the first combination that does not fit; without joint keys `check` finds it."""
     assert config.search is not None
     ranges = config.search.ranges
@@ -171,7 +171,7 @@ def _combinations(config: Config) -> Iterator[Fault]:
         return
     counts = _counts(config)
     # As the schema has them: 8.0 is 8.
-    valid = [[_one(config, key, value) for value in values] for key, values in joint.items()]
+    valid = [[_valid(config, key, value) for value in values] for key, values in joint.items()]
     for values in itertools.product(*valid):
         for fault in learning_faults(_unchecked(config, joint, values), *counts):
             if fault.where == "algorithm.minibatches":
@@ -181,28 +181,28 @@ def _combinations(config: Config) -> Iterator[Fault]:
                 return
 
 
-def _draws(config: Config) -> Iterator[Fault]:
+def _draw_faults(config: Config) -> Iterator[Fault]:
     """Yields the first fault of values that trials have, each of which fits its range."""
     settings = config.search
     assert settings is not None
     counts = _counts(config)
-    always = _learning_faults(config, counts)  # which `check` tells of
+    own_faults = _learning_faults(config, counts)  # which `check` tells of
     ranges, trials = Ranges(settings.ranges, settings.seed), settings.population
     if settings.algorithm == "hyperband":
         rungs = brackets_of(config.run.total_steps, settings.min_steps, settings.eta)
         trials = sum(bracket[0].trials for bracket in rungs[: settings.brackets])
-    later = _LATER if settings.algorithm == "pbt" else 0
-    for trial in range(min(trials, _MOST_DRAWS) + later):
+    extra = _LATER if settings.algorithm == "pbt" else 0
+    for trial in range(min(trials, _MOST_DRAWS) + extra):
         values = ranges.draw(trial)
         try:
-            found = _learning_faults(applied(config, values), counts)
+            faults = _learning_faults(applied(config, values), counts)
         except ValidationError as error:
-            found = [explained(config, error)]
-        for fault in found:
-            if fault not in always:
-                who = f"trial {trial} would" if trial < trials else "a member can come to"
-                drawn = ", ".join(f"{key}={text_of(value)}" for key, value in values.items())
-                rule = f"{who} have {drawn}, and {fault.where} {fault.rule}"
+            faults = [explained(config, error)]
+        for fault in faults:
+            if fault not in own_faults:
+                subject = f"trial {trial} would" if trial < trials else "a member can come to"
+                values_text = ", ".join(f"{key}={text_of(value)}" for key, value in values.items())
+                rule = f"{subject} have {values_text}, and {fault.where} {fault.rule}"
                 remedy = "List values (choice) that fit each other."
                 yield Fault("search.ranges", ABSENT, rule, remedy)
                 return
@@ -212,7 +212,7 @@ def _learning_faults(config: Config, counts: tuple[int, int]) -> list[Fault]:
     return [] if config.env.num_env == AUTO else learning_faults(config, *counts)
 
 
-def _one(config: Config, key: str, value: Any) -> Any:
+def _valid(config: Config, key: str, value: Any) -> Any:
     section, _, name = key.partition(".")
     return getattr(getattr(applied(config, {key: value}), section), name)
 
@@ -241,8 +241,8 @@ def _counts(config: Config) -> tuple[int, int]:
     return 1, 1
 
 
-def _surroundings(config: Config) -> Iterator[Fault]:
-    """A trial has a layout of its own on devices that it is dealt."""
+def _context_faults(config: Config) -> Iterator[Fault]:
+    """Yields faults of other sections: a trial trains, in a layout of its own on its devices."""
     if config.mode == "serving":
         yield Fault("mode", config.mode, "a search trains", "Use mode: sync, or async.")
     elif config.layout.file is not None:
@@ -258,26 +258,26 @@ def _surroundings(config: Config) -> Iterator[Fault]:
         yield Fault("env.num_env", "auto", rule, remedy)
 
 
-def _lengths(config: Config) -> Iterator[Fault]:
+def _length_faults(config: Config) -> Iterator[Fault]:
     settings, total = config.search, config.run.total_steps
     assert settings is not None
     for name in ("min_steps", "interval_steps"):
-        given = getattr(settings, name)
-        if given is not None and given > total:
+        steps = getattr(settings, name)
+        if steps is not None and steps > total:
             rule = f"must be at most run.total_steps, {total:,}"
-            yield Fault(f"search.{name}", given, rule, "Lower it, or raise run.total_steps.")
+            yield Fault(f"search.{name}", steps, rule, "Lower it, or raise run.total_steps.")
             return
-        if given is not None and given < (update := _least_update(config)):
+        if steps is not None and steps < (update := _least_update(config)):
             rule = f"an update takes {update:,} steps, and no trial trains less"
-            yield Fault(f"search.{name}", given, rule, f"Use {update} or more.")
+            yield Fault(f"search.{name}", steps, rule, f"Use {update} or more.")
             return
     if settings.algorithm == "hyperband" and settings.brackets is not None:
-        there = len(brackets_of(total, settings.min_steps, settings.eta))
-        if settings.brackets > there:
+        available = len(brackets_of(total, settings.min_steps, settings.eta))
+        if settings.brackets > available:
             yield Fault(
-                "search.brackets", settings.brackets, f"there are {there} from min_steps to "
+                "search.brackets", settings.brackets, f"there are {available} from min_steps to "
                 f"run.total_steps, {total:,}, by eta {settings.eta}",
-                f"Use {there} or fewer, or lower min_steps.",
+                f"Use {available} or fewer, or lower min_steps.",
             )  # fmt: skip
 
 
@@ -298,21 +298,21 @@ def _least_update(config: Config) -> int:
 def trial_topologies(config: Config) -> list[Topology]:
     """Returns the devices of each trial at a time, for a config without `placement_faults`."""
     assert config.search is not None
-    settings, found = config.search, find_devices(config)
-    cores, each, parts = _cores_of(found), settings.devices, settings.trials_per_device
+    settings, topology = config.search, find_devices(config)
+    cores, size, parts = _cores_of(topology), settings.devices, settings.trials_per_device
     if cores is None:
-        devices = found.devices
+        devices = topology.devices
     else:
         number = len(cores) // settings.cores
         devices = Topology.from_cores(cores[: number * settings.cores], number).devices
-    groups = [devices[at : at + each] for at in range(0, len(devices) - each + 1, each)]
+    groups = [devices[i : i + size] for i in range(0, len(devices) - size + 1, size)]
     if parts > 1:  # of one device each; all GPUs have one trial before any has two
         groups = [(part_of(gpu, parts, n),) for n in range(parts) for (gpu,) in groups]
     return [
         Topology(
             tuple(replace(device, index=i) for i, device in enumerate(group)),
-            unusable=found.unusable,
-            cuda=found.cuda,
+            unusable=topology.unusable,
+            cuda=topology.cuda,
         )
         for group in groups[: settings.trials_at_once]
     ]
@@ -321,12 +321,12 @@ def trial_topologies(config: Config) -> list[Topology]:
 def placed(topology: Topology, config: Config, parts: int) -> Config:
     """Returns a trial's config as it is on these devices, of which `parts` trials share each."""
     hardware = config.hardware
-    its: dict[str, Any] = {"num_gpus": len(topology.devices)}
+    changes: dict[str, Any] = {"num_gpus": len(topology.devices)}
     if parts > 1:
-        its |= hardware_of_parts(hardware, topology, parts)
+        changes |= hardware_of_parts(hardware, topology, parts)
     elif topology.devices[0].kind == "gpu" and config.layout.gmi_per_gpu == 1:
-        its["backend"] = "direct"
-    return config.model_copy(update={"hardware": hardware.model_copy(update=its)})
+        changes["backend"] = "direct"
+    return config.model_copy(update={"hardware": hardware.model_copy(update=changes)})
 
 
 def gpus_of_servers(topologies: Iterable[Topology], config: Config) -> list[str]:
@@ -359,7 +359,7 @@ def placement_faults(config: Config) -> list[Fault | str]:
     except DiscoveryError as error:
         return [*faults, str(error)]
     if not faults:
-        faults += _room(config, topology)
+        faults += _device_faults(config, topology)
     if not faults and config.search is not None:
         first = applied(config, Ranges(config.search.ranges, config.search.seed).draw(0))
         topology = trial_topologies(config)[0]
@@ -367,32 +367,32 @@ def placement_faults(config: Config) -> list[Fault | str]:
     return faults
 
 
-def _room(config: Config, topology: Topology) -> Iterator[Fault]:
+def _device_faults(config: Config, topology: Topology) -> Iterator[Fault]:
     assert config.search is not None
     settings, cores = config.search, _cores_of(topology)
     if cores is None:
-        there, what = len(topology.devices), "GPUs"
+        available, unit = len(topology.devices), "GPUs"
     elif settings.cores > len(cores):
         rule = f"the machine has {counted(len(cores), 'core')}"
         yield Fault("search.cores", settings.cores, rule, f"Use {len(cores)} or fewer.")
         return
     else:
-        there, what = len(cores) // settings.cores, f"groups of {settings.cores} cores"
+        available, unit = len(cores) // settings.cores, f"groups of {settings.cores} cores"
     if (parts := settings.trials_per_device) > 1:
-        why = _why_no_parts(config, topology)
-        if why:
-            yield Fault("search.trials_per_device", parts, *why)
+        reasons = _why_no_parts(config, topology)
+        if reasons:
+            yield Fault("search.trials_per_device", parts, *reasons)
             return
-        there, what = there * parts, f"parts of {what}"
-    if settings.devices > there:
-        rule = f"there are {there} {what}"
-        yield Fault("search.devices", settings.devices, rule, f"Use {there} or fewer.")
+        available, unit = available * parts, f"parts of {unit}"
+    if settings.devices > available:
+        rule = f"there are {available} {unit}"
+        yield Fault("search.devices", settings.devices, rule, f"Use {available} or fewer.")
         return
     if settings.devices > 1:
-        there, what = there // settings.devices, f"groups of {settings.devices} {what}"
-    if settings.trials_at_once is not None and settings.trials_at_once > there:
-        rule = f"there are {there} {what}, and each trial has its own"
-        remedy = f"Use {there} or fewer, or leave it out for all."
+        available, unit = available // settings.devices, f"groups of {settings.devices} {unit}"
+    if settings.trials_at_once is not None and settings.trials_at_once > available:
+        rule = f"there are {available} {unit}, and each trial has its own"
+        remedy = f"Use {available} or fewer, or leave it out for all."
         yield Fault("search.trials_at_once", settings.trials_at_once, rule, remedy)
 
 

@@ -60,9 +60,9 @@ def _changed(
 ) -> Any:
     if random.random() < resample and (drawn := _drawn(span, random)) != value:
         return drawn
-    by = perturb if random.random() < 0.5 else -perturb
-    moved = _moved(span, value, by)
-    return moved if moved != value else _moved(span, value, -by)  # at an end of its range
+    change = perturb if random.random() < 0.5 else -perturb
+    moved = _moved(span, value, change)
+    return moved if moved != value else _moved(span, value, -change)  # at an end of its range
 
 
 def _moved(span: RangeConfig, value: Any, by: float) -> Any:
@@ -76,12 +76,12 @@ def _moved(span: RangeConfig, value: Any, by: float) -> Any:
         step = max(1, round(abs(by) * (last - first)))
         return min(max(value + (step if by > 0 else -step), first), last)
     assert span.choice is not None
-    place = span.choice.index(value) + (1 if by > 0 else -1)
-    return span.choice[min(max(place, 0), len(span.choice) - 1)]
+    index = span.choice.index(value) + (1 if by > 0 else -1)
+    return span.choice[min(max(index, 0), len(span.choice) - 1)]
 
 
 def _within(value: float, bounds: tuple[float, float]) -> float:
-    """Rounding must not lead outside."""
+    """Clips a value to its bounds, as rounding may lead outside."""
     return float(min(max(value, bounds[0]), bounds[1]))
 
 

@@ -42,7 +42,7 @@ def short(key: str) -> str:
 
 
 def shown(values: Mapping[str, Any]) -> str:
-    """Values in a line: learning_rate 0.0003, epochs 4."""
+    """Returns values in a line: learning_rate 0.0003, epochs 4."""
     return ", ".join(f"{short(key)} {text_of(value)}" for key, value in values.items())
 
 
@@ -60,7 +60,7 @@ def _ended_text(line: Mapping[str, Any]) -> str:
 
 
 def _left(progress: SearchProgress) -> str:
-    """Says what is done and left; the time that runs took so far says little, as they grow."""
+    """Says what is done, and for how long; no forecast, as later runs take longer."""
     text = f"{progress.done} of {progress.total} runs"
     failed = f", {progress.failed} failed" if progress.failed else ""
     return f"{text}{failed}, {duration(progress.seconds)}"
@@ -83,7 +83,7 @@ class SearchView:
         self._progress = progress
 
     def ended(self, line: Mapping[str, Any], progress: SearchProgress) -> None:
-        """A run of a trial ended or failed; its line of the record."""
+        """Shows that a run of a trial has ended or failed, by its line of the record."""
         self._progress = progress
         if self._screen.is_live and line["kind"] == "failed":
             self._screen.note(_ended_text(line), "yellow")
@@ -94,8 +94,8 @@ class SearchView:
         progress = self._progress
         rows = []
         for run, steps, mean, device in progress.running:
-            so_far = [str(run.trial), device, f"{steps:,}", f"{run.steps:,}", returned(mean)]
-            rows.append([*so_far, shown(run.values)])
+            cells = [str(run.trial), device, f"{steps:,}", f"{run.steps:,}", returned(mean)]
+            rows.append([*cells, shown(run.values)])
         columns = ["trial", "device", "steps", "of", "return", "values"]
         table = table_within(width, self._title, columns, rows, ("device", "of"))
         best = "best: none yet" if progress.best is None else f"best: {_ended_text(progress.best)}"
@@ -120,13 +120,13 @@ def print_search(console: Console, result: SearchResult) -> None:
         rows.append(
             [str(line["trial"]), f"{line['reached']:,}", returned(line["return_mean"]), *values]
         )
-    more = f"; {len(ranked) - _SHOWN} more are not shown" if len(ranked) > _SHOWN else ""
-    title = f"The best of {counted(len(ranked), 'trial')}, those that trained longest first{more}"
+    hidden = f"; {len(ranked) - _SHOWN} more are not shown" if len(ranked) > _SHOWN else ""
+    title = f"The best of {counted(len(ranked), 'trial')}, those that trained longest first{hidden}"
     print_table(console, title, ["trial", "steps", "return", *map(short, keys)], rows)
     if result.failed:
-        first = next(line for line in result.lines if line["kind"] == "failed")
+        failure = next(line for line in result.lines if line["kind"] == "failed")
         count = f"{result.failed} runs failed" if result.failed > 1 else "a run failed"
-        say(f"{count}; the first, of trial {first['trial']}: {first['text']}")
+        say(f"{count}; the first, of trial {failure['trial']}: {failure['text']}")
     say(
         f"{shown(result.values)}: return {returned(result.return_mean)} after {result.steps:,} "
         f"steps; the search took {duration(result.seconds)}"

@@ -97,7 +97,7 @@ class TrialRunner:
         """Trains until the algorithm is done. What is `pending` was asked for already."""
         assert self.config.search is not None
         devices, logs = trial_topologies(self.config), self.folder.path / "logs"
-        self._devices = {TrialGmis(f"place{i}", logs): its for i, its in enumerate(devices)}
+        self._devices = {TrialGmis(f"place{i}", logs): t for i, t in enumerate(devices)}
         free, waiting = list(self._devices), list(pending.values())
         screen.note(f"search {self.folder.path}: {counted(len(free), 'trial')} side by side")
         if resumed:
@@ -124,8 +124,8 @@ class TrialRunner:
                         free.append(gmis)
                         self._prune()
                 screen.show(self._progress())
-                here = self.lines[self._earlier :]  # what failed before may be mended now
-                if len(here) >= _HOPELESS and all(line["kind"] == "failed" for line in self.lines):
+                lines = self.lines[self._earlier :]  # what failed before may be mended now
+                if len(lines) >= _HOPELESS and all(line["kind"] == "failed" for line in self.lines):
                     break
 
     def _ask(self) -> TrialRun | None:
@@ -136,7 +136,7 @@ class TrialRunner:
     def _config_of(self, run: TrialRun) -> Config:
         """Returns the config with a trial's values and its seed, and nothing that ends it early.
 
-        ValidationError where a value fits its range, and not the others.
+        ValidationError where a value is in its range, but does not fit the other values.
         """
         return applied(
             self.config, run.values, seed=(self.config.run.seed + run.trial) % 2**32,
@@ -165,7 +165,7 @@ class TrialRunner:
         gmis.begin(job)
 
     def _has_ended(self, gmis: TrialGmis, screen: SearchView) -> bool:
-        """If a run has ended, writes down how, and tells the algorithm."""
+        """Tells whether a run has ended; if so, records how and tells the algorithm."""
         running = self._running[gmis]
         try:
             if running.ended:
@@ -217,7 +217,7 @@ class TrialRunner:
             )
 
     def _look(self, timeout_s: float) -> None:
-        """Looks how far the running trials are; one that says nothing any more is ended."""
+        """Reads how far the running trials are, and ends those that are silent for too long."""
         now_s = time.monotonic()
         for gmis, running in self._running.items():
             line = last_metrics(self.folder.run_folder(running.run.key) / METRICS)
@@ -255,8 +255,8 @@ class TrialRunner:
         best, failed = self.algorithm.best(), sum(line["kind"] == "failed" for line in self.lines)
         line = next((line for line in self.lines if key_of(line) == best), None)
         now = [
-            (one.run, one.steps, one.return_mean, _shown(self._devices[gmis]))
-            for gmis, one in self._running.items()
+            (running.run, running.steps, running.return_mean, _devices_text(self._devices[gmis]))
+            for gmis, running in self._running.items()
         ]
         return SearchProgress(
             done=len(self.lines), failed=failed, total=self.algorithm.total, running=now, best=line,
@@ -276,7 +276,7 @@ def _sharing(uuids: Collection[str]) -> Iterator[None]:
                 del os.environ[name]
 
 
-def _shown(topology: Topology) -> str:
+def _devices_text(topology: Topology) -> str:
     devices = topology.devices
     if devices[0].kind == "cpu":
         return f"cores {format_cores([core for device in devices for core in device.cores])}"
@@ -288,7 +288,7 @@ def _short(error: BaseException) -> str:
     if not isinstance(error, runtime.TaskError):
         return str(error).splitlines()[0]
     lines = error.remote_traceback.rstrip().splitlines()
-    frame = max((at for at, line in enumerate(lines) if line.startswith('  File "')), default=-1)
+    frame = max((i for i, line in enumerate(lines) if line.startswith('  File "')), default=-1)
     after = itertools.dropwhile(lambda line: line.startswith("    "), lines[frame + 1 :])
     return " ".join(line.strip() for line in after) or lines[-1]
 
@@ -338,9 +338,9 @@ def search(
             if not started:
                 runtime.init(preload_of(config, overrides))
             lease.sweep()
-            given = config.model_dump(mode="json") if isinstance(config, Config) else config
+            settings = config.model_dump(mode="json") if isinstance(config, Config) else config
             source = Path(config) if isinstance(config, (str, Path)) else None
-            resolved = load_config(given, paper_config.apply_to(overrides))
+            resolved = load_config(settings, paper_config.apply_to(overrides))
             beside = (Path.cwd() if source is None else source.parent).resolve()
             with importable(beside):
                 faults = placement_faults(resolved)

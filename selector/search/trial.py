@@ -1,8 +1,8 @@
 """Trains runs of trials in GMIs that stay warm: from a checkpoint, up to a step count.
 
-A trial has the GMIs of its layout, as a launch has. A job alone decides a run: one of whose GMIs a
-process dies goes on from the last checkpoint that it has written itself, or else from the one it
-had begun with, and ends the same.
+A trial has the GMIs of its layout, as a launch has. The job alone decides a run: where a process of
+its GMIs dies, the run goes on from the last checkpoint that it has written itself, or else from the
+one it began with, and ends the same.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class TrialGmi:
 class TrialGmis:
     """The GMIs of a group of devices, which train one run after another.
 
-    Their processes stay for the next run; they are others after one that failed or lost a process,
-    and where its layout is another.
+    Their processes stay for the next run. New ones are started after a run that failed or lost a
+    process, and for a run with another layout.
     """
 
     def __init__(self, name: str = "trial", logs: Path | None = None) -> None:
@@ -117,17 +117,17 @@ class TrialGmis:
         (job.folder / "report").mkdir(parents=True, exist_ok=True)  # of what channels carried
         classes = classes_of(job.config, job.layout, None)
         self._sockets = Path(tempfile.mkdtemp(prefix="t", dir=job.sockets))
-        made, _ = job_of(
+        gmi_job, _ = job_of(
             job.layout, job.config, RunFolder(job.folder), classes, job.role_folder,
             resume=job.resume, sockets=self._sockets,
         )  # fmt: skip
         # The search's folder has a lock of its own.
         pause = Pause(job.steps, job.learning_rate, job.is_copy)
-        made = replace(made, lock=None, session=job.session, pause=pause)
-        told = {g.gmi_id: (made.of_gmi(g.gmi_id), job.name) for g in job.layout.gmis}
+        gmi_job = replace(gmi_job, lock=None, session=job.session, pause=pause)
+        arguments = {g.gmi_id: (gmi_job.of_gmi(g.gmi_id), job.name) for g in job.layout.gmis}
         if self._gang is not None and self._gang.layout == job.layout:
             with contextlib.suppress(GmiDied):  # idle, and so for no fault of this run's
-                self._gang.start_each("train", told)
+                self._gang.start_each("train", arguments)
                 return
         self._end()  # whose sockets went when its last run ended
         if self._retries is None:  # all trials have the same roles
@@ -137,7 +137,7 @@ class TrialGmis:
             job.layout, TrialGmi, lambda spec: (spec.gmi_id,), logs=self._logs,
             max_restarts=self._retries, name=f"{self._name}.gmi",
         )  # fmt: skip
-        self._gang.start_each("train", told)
+        self._gang.start_each("train", arguments)
 
     def to_come(self) -> list[ObjectRef]:
         """Returns what ends or changes a run: answers of its GMIs, and ends of their processes."""
@@ -157,9 +157,9 @@ class TrialGmis:
             self.close()
             raise (error.__cause__ if isinstance(error.__cause__, TaskError) else error) from None
         outcomes = self._gang.results()
-        job, lost = self._job, self._gang.restarts()
+        job, restarts = self._job, self._gang.restarts()
         shutil.rmtree(self._sockets, ignore_errors=True)
-        if lost:  # the next run may lose as many
+        if restarts:  # the next run may lose as many
             self.close()
         if "tensorboard" in job.config.run.log:
             with contextlib.suppress(OSError):  # a full disk: the trial is done

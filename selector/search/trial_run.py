@@ -104,7 +104,7 @@ class InRounds(TrialAlgorithm):
 
     def __init__(self, rounds: Iterable[Rounds], total: int) -> None:
         super().__init__(total)
-        self._tracks = [_Track(one, next(one)) for one in rounds]
+        self._tracks = [_Track(generator, next(generator)) for generator in rounds]
 
     @property
     def done(self) -> bool:
