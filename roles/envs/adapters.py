@@ -186,8 +186,7 @@ def _closest_ids(env_id: str, known: Iterable[str]) -> list[str]:
     by_name: dict[str, list[str]] = {}
     for known_id in ids:
         by_name.setdefault(_name(known_id), []).append(known_id)
-    names = close_names(_name(env_id), by_name)
-    alike = [candidate for name in names for candidate in by_name[name][:2]]
+    alike = [like for name in close_names(_name(env_id), by_name) for like in by_name[name][:2]]
     return list(dict.fromkeys([*alike, *close_names(env_id, ids)]))[:3]
 
 

@@ -71,10 +71,7 @@ class GameVecEnv:
         self, states: NDArray[np.int16], games: NDArray[np.int64], reward: NDArray[np.float64],
         over: NDArray[np.bool_], sign: float,
     ) -> NDArray[np.int64]:  # fmt: skip
-        """Notes which `games` have ended, and returns the others.
-
-        `sign` is 1 where the acting player would move next, -1 where the other one would.
-        """
+        """Notes which `games` have ended, returns the others; `sign`: -1 if the opponent moves."""
         ended, worth = self.game.terminal(states[games])
         over[games] = ended
         reward[games] = np.where(ended, sign * worth, 0.0)

@@ -69,8 +69,7 @@ class PolicyGraph:
 
     def acting(self) -> Weights:
         """Returns what another graph of this spec needs to act alike, copied."""
-        states = {name: running.state_dict() for name, running in self._running.items()}
-        moments = {name: state["moments"].numpy() for name, state in states.items()}
+        moments = {k: norm.state_dict()["moments"].numpy() for k, norm in self._running.items()}
         return {"parameters": self.parameters.data.detach().numpy().copy(), **moments}
 
     def weights(self) -> Weights:

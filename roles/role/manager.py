@@ -353,9 +353,8 @@ class GMI_manager:
     def begin_iteration(self) -> None:
         """Says, in the thread that runs `GMI_run`, that an iteration begins.
 
-        A profiled run counts iterations by these calls, and may write a file in one
-        (docs/profiling.md). From the first call on the launcher watches that this GMI makes
-        progress (`run.hang_timeout_s`).
+        A profiled run counts what it records by these; one may write a file (docs/profiling.md).
+        From the first call on the launcher watches for this GMI's progress (`run.hang_timeout_s`).
         """
         if self._context is None:
             return
