@@ -27,41 +27,41 @@ from .replica import ReplicaFrame, body_of, frame
 from .tables import TABLES, EventRow, Row, TaskRow
 
 _ROWS_PER_WRITE: Final = 1_000
-_STUCK_S: Final = 1.0  # without an answer, while something waits to be acknowledged
+_STUCK_S: Final = 1.0  # a member that is silent so long while writes are unacknowledged is replaced
 _NUMBER_OF: Final[dict[type[Any], int]] = {table.row: number for number, table in enumerate(TABLES)}
 
 
 class _Chain:
-    """One chain: its members, and the writes that are on their way."""
+    """One chain: its members, and the writes that are not acknowledged."""
 
     def __init__(self, replicas: int) -> None:
         self.state = do.ChainMembership(replicas)
         self.rows: list[tuple[int, tuple[Any, ...]]] = []  # to be sent
         self.version = 0
-        # Last version, and the frame, of writes that are not acknowledged.
+        # Last version and frame of each write that is not acknowledged.
         self.unacked: collections.deque[tuple[int, bytes]] = collections.deque()
-        # Rows put to all chains, and the version here, after each of the writes was made.
+        # After each write: the number of rows put to all chains, and the version of this one.
         self.marks: collections.deque[tuple[int, int]] = collections.deque()
-        # The same, before each that waits.
+        # The number of rows put before each write that is not acknowledged, and its version.
         self.unsafe: collections.deque[tuple[int, int]] = collections.deque()
         self.flushed = 0
-        self.moved_s = 0.0  # when something was acknowledged last, or began to wait
+        self.moved_s = 0.0  # when a write was acknowledged last, or the first one was made
 
 
 @dataclass(eq=False)
 class _Read:
-    """A read that is on its way."""
+    """A read that is not answered yet."""
 
     table: int
     id: bytes
-    after: int | None = None  # the version that must be acknowledged before
-    asked: int | None = None  # the member
+    after: int | None = None  # the version that must be acknowledged first
+    asked: int | None = None  # the member that was asked
     row: tuple[Any, ...] | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
 
 class ReplicaProcess:
-    """The process of one replica, and our end of its socket; sending never blocks."""
+    """The process of one replica, and the socket to it; sending never blocks."""
 
     def __init__(self, number: int, selector: selectors.BaseSelector, chain: _Chain) -> None:
         self.number = number
@@ -91,7 +91,7 @@ class ReplicaProcess:
         selector.register(self.sock, selectors.EVENT_READ, self)
 
     def send(self, data: bytes, fd: int = -1) -> None:
-        """Sends, or keeps for `send_more`. The descriptor is ours to close."""
+        """Sends data, or queues it for `send_more`, and owns the descriptor from here on."""
         self._out.append((memoryview(data), [] if fd < 0 else [fd]))
         if len(self._out) == 1:
             self.send_more()
@@ -116,7 +116,7 @@ class ReplicaProcess:
             self._watch(selectors.EVENT_READ)
 
     def end(self) -> None:
-        """Kills the process, which nobody waits for here."""
+        """Kills the process, without waiting for its end."""
         with contextlib.suppress(KeyError):
             self._selector.unregister(self.sock)
         self._forget_out()
@@ -135,7 +135,7 @@ class ReplicaProcess:
 
 
 class Chains:
-    """`parts` chains of `replicas` processes each. Rows are put by one thread."""
+    """Runs `parts` chains of `replicas` processes each. Rows are put by one thread."""
 
     def __init__(self, parts: int, replicas: int) -> None:
         self.failure = ""  # why nothing can be acknowledged any more
@@ -160,7 +160,7 @@ class Chains:
 
     @property
     def backlog(self) -> int:
-        """Rows that are not acknowledged yet."""
+        """Counts the rows that are not acknowledged yet."""
         return len(self._arrived) + self._put - self._safe
 
     def put(self, row: Row) -> None:
@@ -186,7 +186,7 @@ class Chains:
                 self._changed.wait(left_s)
 
     def get(self, row_class: type[AnyRow], id: bytes, timeout_s: float = 10.0) -> AnyRow | None:
-        """Returns the row as the tail has it after all that was put before, if it still has it."""
+        """Returns the row from the tail, after all earlier rows; None if it was dropped."""
         read = _Read(_NUMBER_OF[row_class], id)
         self._new_reads.append(read)
         os.eventfd_write(self._wake_fd, 1)
@@ -199,7 +199,7 @@ class Chains:
         return None if read.row is None else row_class(*read.row)
 
     def flushed(self, count: int) -> None:
-        """Notes that `count` rows are in the file: those that have ended may be forgotten."""
+        """Notes that `count` rows are in the file, so that replicas may drop final ones."""
         self._flushed = max(self._flushed, count)
         os.eventfd_write(self._wake_fd, 1)
 
@@ -216,13 +216,13 @@ class Chains:
         os.close(self._wake_fd)
 
     def _run(self) -> None:
-        # Members are started here: what ends with its parent ends with the thread that made it.
+        # This thread starts the members, as PDEATHSIG is sent when the parent's thread ends.
         for chain in self._chains:
             self._do(chain, chain.state.begin())
         try:
             while not self._closing:
                 self._once()
-        except Exception as error:  # whoever submits must not wait for us for ever
+        except Exception as error:  # submitters must not wait for ever
             self.failure = (
                 f"the replicas of the control store are not written to any more: {error!r}. "
                 "Only its file is, from here on."
@@ -257,11 +257,11 @@ class Chains:
         self._ending = [process for process in self._ending if process.poll() is None]
 
     def _take_arrived(self) -> None:
-        with self._changed:  # `sync` must not count between the two
+        with self._changed:  # `sync` must not count in between
             rows = self._arrived[:]
             del self._arrived[: len(rows)]
             self._put += len(rows)
-        if not rows or self.failure:  # there is nobody to send them to; the file has them
+        if not rows or self.failure:  # they are in the file, and cannot be replicated
             return
         parts = len(self._chains)
         for row in rows:
@@ -417,7 +417,7 @@ class Chains:
     def _end_stuck(self) -> None:
         """Ends the last member that does not answer while others wait for it.
 
-        Those before it cannot answer either when they wait to pass something on.
+        Members before it are silent too while they wait to pass writes on.
         """
         now_s = time.monotonic()
         for chain in self._chains:
@@ -438,7 +438,7 @@ class Chains:
 
 
 def _plain(row: Row) -> tuple[Any, ...]:
-    """Returns the row as the database will have it."""
+    """Returns the row as it is in the database."""
     if type(row) is TaskRow and (pickled := getattr(row.spec, "__conform__", None)) is not None:
         row = row._replace(spec=pickled(None))
     return tuple(row)

@@ -31,14 +31,14 @@ _MOST_TASKS: Final = 1 << 32  # no run has more
 _TYPES: Final[dict[type[Any], dict[str, Any]]] = {
     table.row: get_type_hints(table.row) for table in TABLES
 }
-_MARKED: Final = {"tasks": "name", "actors": "name", "events": "text"}  # with whose they are
+_MARKED: Final = {"tasks": "name", "actors": "name", "events": "text"}  # gets the prefix
 _CHECKPOINT_PAGES: Final = 4000  # 16 MB of WAL between checkpoints
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _LOCAL: Final = frozenset(  # file systems that no other host has mounted
     ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs",
      "zfs")
 )  # fmt: skip
-# Python cannot decode what SQLite says of a damaged schema, if its names are in that.
+# UnicodeDecodeError: SQLite's message of a damaged schema may have its names in it.
 SQLITE_ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
 
 
@@ -54,7 +54,7 @@ class WrongValue(GcsError):
 
 @dataclass(eq=False, repr=False)
 class DamagedStoreError(GcsError):
-    """The path of a control store has none, or not a whole one; `reason` says why."""
+    """The file is no control store, or a damaged one; `reason` says why."""
 
     path: Path
     reason: str
@@ -70,8 +70,8 @@ class Database:
     """The file, open for writing, by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
-        # A write-ahead log has memory that all who read and write share, so they have to be on one
-        # host: https://www.sqlite.org/wal.html
+        # The readers and writers of a write-ahead log share memory, so they must be on one host:
+        # https://www.sqlite.org/wal.html
         self.path, self._journal = path, "WAL" if _is_local(path) else "DELETE"
         try:
             self._connection = sqlite3.connect(
@@ -81,9 +81,9 @@ class Database:
             raise _cannot_open(path, error) from error
         try:
             self._prepare()
-            # Numbers of tasks that are written and have not ended: they will be written again.
+            # Numbers of written tasks that have not ended and so will be written again.
             self._unfinished = self._find_unfinished(0)
-            self._written_before = self._last_number()  # by an earlier session: any id may be there
+            self._written_before = self._last_number()  # by an earlier session, with any ids
         except SQLITE_ERRORS as error:
             self._connection.close()
             raise _cannot_open(path, error) from error
@@ -123,10 +123,10 @@ class Database:
         self._untrimmed[row_class] = 0
 
     def take_over(self, path: Path, prefix: str = "") -> None:
-        """Copies in what another store, which nobody writes now, has recorded.
+        """Copies the records of another store, which nobody writes now, into this one.
 
-        `prefix` is put before the names of its tasks and actors and the texts of its events. What
-        was copied in before is not there twice.
+        `prefix` is put before the names of its tasks and actors and the texts of its events.
+        A second copy adds nothing.
         """
         names, execute = ", ".join(TABLE_OF[TaskRow].columns), self._connection.execute
         base = self._last_number()
@@ -158,7 +158,7 @@ class Database:
         """Closes it as one plain file, if no one else has it open."""
         with contextlib.suppress(sqlite3.Error):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            # One that is read-only, or lies in a folder that is, can be opened then.
+            # Then it can also be opened in a read-only folder.
             self._connection.execute("PRAGMA busy_timeout=0")
             self._connection.execute("PRAGMA journal_mode=DELETE")
         with contextlib.suppress(sqlite3.Error):
@@ -183,14 +183,14 @@ class Database:
                     execute(statement)
 
     def _check(self) -> None:
-        """Raises DamagedStoreError, or sqlite3.Error, if what is there cannot be added to."""
+        """Raises DamagedStoreError or sqlite3.Error if the store in the file cannot be added to."""
         (verdict,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise _damaged(self.path, verdict)
         for table in TABLES:
             names = ", ".join(table.columns)
             self._connection.execute(f"SELECT {names} FROM {table.name} LIMIT 0")
-        if (last := self._last_number()) > _MOST_TASKS:  # a search would go through all before it
+        if (last := self._last_number()) > _MOST_TASKS:  # a search would take for ever
             raise _damaged(self.path, f"a task has the number {last}")
 
     @contextlib.contextmanager
@@ -250,7 +250,7 @@ class Database:
 
 
 def _is_local(path: Path) -> bool:
-    """Tells whether this host alone can have a file: its file system is known to be a local one."""
+    """Tells whether a file is on a file system that is known to be local to this host."""
     folder, longest, kind = Path(os.path.realpath(path)).parent, 0, ""
     try:
         lines = _MOUNTS.read_text(errors="surrogateescape").splitlines()
@@ -268,8 +268,8 @@ def _is_local(path: Path) -> bool:
 def open_to_read(path: Path) -> sqlite3.Connection:
     """Opens a store, in use or over, without being able to write to it; GcsError if there is none.
 
-    The file may be a stranger's: functions that its schema calls are not trusted, and its tables
-    have to be tables, as we make them.
+    The file may be from a stranger: functions in its schema are not trusted, and its tables must be
+    those that this module creates.
     """
     if not path.is_file():
         raise GcsError(
@@ -311,12 +311,12 @@ def _identity(connection: sqlite3.Connection) -> tuple[int, int]:
 
 
 def _is_known(application: int, version: int) -> bool:
-    """Says whether these are a store's, of this version."""
+    """Tells whether these are of a control store of this version."""
     return (application, version) == (tables.APPLICATION_ID, tables.SCHEMA_VERSION)
 
 
 def _strange_table(connection: sqlite3.Connection) -> str:
-    """Tells which table is not as we make it: a view instead could compute for ever."""
+    """Says which table is not as created here; a view in its place could compute for ever."""
     tables = connection.execute("SELECT name, type, sql FROM sqlite_master").fetchall()
     for table in TABLES:
         kind, text = next((rest for name, *rest in tables if name == table.name), ("", None))
@@ -327,7 +327,7 @@ def _strange_table(connection: sqlite3.Connection) -> str:
 
 
 def checked(table: str, types: Mapping[str, Any], values: Sequence[Any]) -> Sequence[Any]:
-    """Returns a row's values if each is of its type, and each time one that a clock can show."""
+    """Returns a row's values if each has its type and times are in range; or raises WrongValue."""
     for (name, type_), value in zip(types.items(), values, strict=True):
         if not isinstance(value, int | float if type_ is float else type_):
             rule = f"must be {getattr(type_, '__name__', type_)}"
@@ -354,7 +354,7 @@ def scan(
     connection: sqlite3.Connection, row_class: type[AnyRow], condition: str = "", *,
     last: int | None = None,
 ) -> Iterator[AnyRow]:  # fmt: skip
-    """Yields the rows in the order of their first writing; with `last`, the last ones backwards."""
+    """Yields rows in the order of their first writing; with `last`, the last ones in reverse."""
     table = TABLE_OF[row_class]
     clause = f"WHERE {condition}" if condition else ""
     order = "" if last is None else f"DESC LIMIT {last}"
@@ -370,7 +370,7 @@ def _row(row_class: type[AnyRow], values: Sequence[Any]) -> AnyRow:
 def ids_with_prefix(
     connection: sqlite3.Connection, table: GcsTable, prefix: bytes, limit: int
 ) -> list[bytes]:
-    """Returns ids that begin so, at most `limit`."""
+    """Returns at most `limit` ids that begin with `prefix`."""
     end = _next_prefix(prefix)
     bounds, values = "id >= ?", [prefix]
     if end is not None:
@@ -384,7 +384,7 @@ def ids_with_prefix(
 
 
 def remove(path: Path) -> None:
-    """Removes the file and what SQLite keeps beside it."""
+    """Removes the file and SQLite's files beside it."""
     for part in _parts(path):
         with contextlib.suppress(FileNotFoundError):
             part.unlink()
@@ -406,11 +406,11 @@ def set_aside(path: Path) -> Path:
 
 
 def _parts(path: Path) -> list[Path]:
-    """Returns a database's file, and where SQLite keeps more of it."""
+    """Returns the paths of a database's file and of SQLite's files beside it."""
     return [path.with_name(path.name + end) for end in ("", "-wal", "-shm", "-journal")]
 
 
-# The newest part first, and no further than to the row.
+# Searches the newest segments first, and stops at the row.
 _SEGMENTS: Final = (
     "WITH RECURSIVE segments (segment) AS "
     f"(SELECT (SELECT max(number) >> {tables.SEGMENT_BITS} FROM tasks) "
@@ -428,7 +428,7 @@ def _number_of(connection: sqlite3.Connection, id: bytes) -> int:
 
 
 def _next_prefix(prefix: bytes) -> bytes | None:
-    """Returns the first bytes that are above all that begin with `prefix`."""
+    """Returns the least bytes above all that begin with `prefix`; None if there are none."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 
@@ -437,7 +437,7 @@ def _cannot_open(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> GcsEr
     if isinstance(error, UnicodeDecodeError):
         return _damaged(path, error.object.decode(errors="replace"))
     kind = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
-    # SQLITE_ERROR: the tables are others than ours.
+    # SQLITE_ERROR: it has other tables.
     if kind in ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR") or any(
         part.is_dir() for part in _parts(path)
     ):

@@ -1,4 +1,4 @@
-"""Keeps the global control store (GCS): who ran what, with which result, of a whole run.
+"""Keeps the global control store (GCS) of a run: who ran what, with which result.
 
 `put` only notes a row; one thread writes what has come together to SQLite about ten times a second,
 off the critical path, so that memory stays the same however many tasks have run (Ray, OSDI'18,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _Rows = dict[Any, Row]
 
 _INTERVAL_S: Final = 0.1
-_MANY: Final = 5_000  # rows that are written at once, however soon
+_MANY: Final = 5_000  # so many rows are written without further delay
 _RETRY_S: Final = 0.5
 _PROBE: Final = 100  # rows tried while the file fails
 _MOST_WAITING: Final = 200_000  # rows kept while the file fails
@@ -36,7 +36,7 @@ class Gcs:
     """The control store of one run, in the SQLite file at `path`.
 
     Rows are put by one thread; everything else may be called from any. With `replicas`, the rows
-    also go to `shards` chains of that many processes, before `sync` returns. A file that cannot be
+    go to `shards` chains of that many processes, too, before `sync` returns. A file that cannot be
     written stops nothing: `failure` says what is wrong, and rows wait, 200,000 at most; beyond
     that the oldest that have ended are dropped, and counted in `dropped`.
     """
@@ -49,12 +49,12 @@ class Gcs:
         self._arrived: list[Row] = []
         self._pending: dict[type[Any], _Rows] = {}
         self._writing: dict[type[Any], _Rows] = {}
-        self._waiting = 0  # rows in the two above
+        self._waiting = 0  # rows in _pending and _writing
         self._most: dict[type[Row], int] = {}  # rows that the file keeps, by class
         self._num_events = 0
         self._taken = 0  # rows that have left _arrived
-        self._written = 0  # of these, the first so many are in the file
-        self._state = threading.Condition()  # guards all of the above but _arrived
+        self._written = 0  # how many of these are in the file
+        self._state = threading.Condition()  # guards all of the above except _arrived
         self._file = threading.Lock()  # held while the file is written or changed for another
         self._wake = threading.Event()
         self._hurry = threading.Event()
@@ -83,7 +83,7 @@ class Gcs:
 
     @property
     def backlog(self) -> int:
-        """Counts rows that are not written yet; none while the file fails: waiting is no help."""
+        """Counts unwritten rows; 0 while the file fails, as waiting does not help then."""
         if self.failure:
             return 0
         chain_backlog = self.chains.backlog if self.chains is not None else 0
@@ -151,9 +151,9 @@ class Gcs:
             self.chains.sync(timeout_s)
 
     def move(self, path: Path) -> None:
-        """Goes on in another file, with all that was recorded; the old one is removed.
+        """Moves all records to another file, writes there from now on, and removes the old one.
 
-        A store that is there already is added to. On GcsError nothing has changed.
+        A store that exists there is added to. On GcsError nothing has changed.
         """
         with self._file:
             old = self._database
@@ -178,12 +178,12 @@ class Gcs:
         database.remove(old.path)
 
     def merge(self, path: Path, prefix: str) -> None:
-        """Takes in a store that nobody writes any more; GcsError if it cannot.
+        """Merges a store that nobody writes any more; GcsError if that fails.
 
-        It is removed, where it may be. `prefix` is put before the names of its tasks and actors and
+        It is removed if possible. `prefix` is put before the names of its tasks and actors and
         the texts of its events.
         """
-        Database(path).close()  # what a writer that was killed has left is undone
+        Database(path).close()  # opening it rolls back what a killed writer left
         with self._file:
             try:
                 self._database.take_over(path, prefix)
@@ -192,12 +192,12 @@ class Gcs:
                     f"{path}: the records in it cannot be copied to {self.path} ({error}). "
                     "Make room; they are copied when the run is gone on with."
                 ) from error
-        with suppress(OSError):  # what stays is merged again, which adds nothing
+        with suppress(OSError):  # merging it again would add nothing
             database.remove(path)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Writes what is left and closes the file. What cannot be written counts as dropped."""
-        if os.getpid() != self._owner_pid:  # a fork: neither thread nor connection are its own
+        if os.getpid() != self._owner_pid:  # a fork owns neither the thread nor the connection
             return
         self._closing = True
         self._wake.set()
@@ -247,7 +247,7 @@ class Gcs:
                 self._database.write({key: rows.values() for key, rows in self._writing.items()})
                 for row_class in self._most.keys() & self._writing.keys():
                     self._database.trim(row_class, self._most[row_class])
-            except Exception as error:  # whatever it is: who submits must not wait for ever
+            except Exception as error:  # of any kind, as submitters must not wait for ever
                 with self._state:
                     self._put_back()
                     self._failure = _reason(self.path, error)
@@ -263,10 +263,10 @@ class Gcs:
             self.chains.flushed(covered)
 
     def _absorb(self) -> None:
-        """Sorts rows that have arrived into their tables; a later one replaces its earlier."""
+        """Sorts arrived rows into their tables; a later row replaces an earlier one of its id."""
         arrived = self._arrived
         rows = arrived[:]
-        del arrived[: len(rows)]  # each of the two is one step for `put`
+        del arrived[: len(rows)]  # each of the two lines is atomic to `put`
         pending = self._pending
         for row in rows:
             row_class = type(row)
@@ -302,7 +302,7 @@ class Gcs:
         self._pending, self._writing = self._writing, {}
         too_many = _count(self._pending) - _MOST_WAITING
         if too_many > 0:
-            too_many += _MOST_WAITING // 10  # not at every batch
+            too_many += _MOST_WAITING // 10  # so that it is not needed at every batch
             for rows in self._pending.values():
                 ended = (key for key, row in rows.items() if is_final(row))
                 keys = list(itertools.islice(ended, too_many))
@@ -313,12 +313,12 @@ class Gcs:
         self._waiting = _count(self._pending)
 
     def _reopen(self) -> None:
-        """Opens the file again: a damaged, removed or read-only one may be another by now."""
+        """Opens the file again, as a damaged, removed or read-only one may have been replaced."""
         if "SQLITE_FULL" in self._failure:
             return
         with self._reading:
             self._close_reader()
-        self._database.close()  # first: closing removes files beside it, by their names
+        self._database.close()  # before opening: it removes files beside it by name
         self._database = Database(self.path)
 
 

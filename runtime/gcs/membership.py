@@ -15,13 +15,13 @@ class StartReplica(NamedTuple):
 
 
 class BeginChain(NamedTuple):
-    """This member is the chain now, and begins after the version that was acknowledged."""
+    """Have this member be the chain, beginning after the version that was acknowledged."""
 
     member: int
 
 
 class Connect(NamedTuple):
-    """Writes pass from the one to the other now, after all rows that the first has if it joins."""
+    """Have writes pass from one member to another, after all rows if the latter `joins`."""
 
     before: int
     after: int
@@ -29,18 +29,18 @@ class Connect(NamedTuple):
 
 
 class Acknowledge(NamedTuple):
-    """Let it acknowledge what it has, or no more."""
+    """Have a member acknowledge what it has, or no longer."""
 
     member: int
     on: bool
 
 
 class Resend(NamedTuple):
-    """Send the head again what is not acknowledged."""
+    """Send the head again all writes that are not acknowledged."""
 
 
 class Discard(NamedTuple):
-    """End a process that is of no use any more."""
+    """End a process that is no longer needed."""
 
     member: int
 
@@ -51,17 +51,17 @@ MOST_FAILED_STARTS: Final = 5
 
 
 class ChainMembership:
-    """The members of one chain that is to have `replicas` of them."""
+    """Decides on the members of one chain, which is to have `replicas` of them."""
 
     def __init__(self, replicas: int) -> None:
         self.replicas = replicas
         self.members: list[int] = []  # head to tail
         self.joining: int | None = None
-        self.idle: list[int] = []  # ready, and waiting until another has joined
+        self.idle: list[int] = []  # ready, waiting for another one to join
         self.starting = 0
         self.acked = 0
         self.failed_starts = 0  # in a row
-        self._handing_over = False  # the one that joins has all rows: only its word counts
+        self._handing_over = False  # the joining member has all rows: only its ACKs count
 
     @property
     def broken(self) -> bool:
@@ -84,7 +84,7 @@ class ChainMembership:
     def acknowledged(self, member: int, version: int) -> list[Instruction]:
         """Notes that a member has everything up to this version."""
         if member == self.joining:
-            # From here on the word of the last one is not heard, so that `acked` stands still.
+            # From here on ACKs of the old tail are ignored, so that `acked` stands still.
             self._handing_over = True
             if version < self.acked:
                 return []
@@ -110,7 +110,7 @@ class ChainMembership:
             before = self.members[index - 1] if index else None
             after = self.members[index] if index < len(self.members) else None
             if after is None and self.joining is not None:
-                todo.append(Discard(self.joining))  # it has perhaps half of the rows
+                todo.append(Discard(self.joining))  # it may have only half of the rows
                 self._stop_joining()
             if before is not None and after is not None:
                 todo.append(Connect(before, after))

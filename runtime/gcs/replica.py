@@ -34,11 +34,11 @@ _Key: TypeAlias = tuple[int, Any]
 
 
 class ReplicaFrame(IntEnum):
-    """Kinds of frames; the id and the body are as said here."""
+    """Kinds of frames, with the meaning of id and body."""
 
     WRITE = 1  # id: version of the first of the body's (table, row), the others follow
     ACK = 2  # to the client: everything up to version id is here
-    ACKS = 3  # to a replica: id is 1 if it is to send these
+    ACKS = 3  # to a replica: id is 1 if it is to send ACK
     BEFORE = 4  # to a replica, with a descriptor: where its writes come from now
     AFTER = 5  # with a descriptor: where to pass them on; id is 1 if all rows are to go first
     STATE = 6  # id: version; (whether it is the last, some of the rows: (version, table, row))
@@ -60,7 +60,7 @@ def body_of(message: framing.Message) -> Any:
 
 
 class Rows:
-    """The rows of one part: those that may change yet, and those that are not in the file yet."""
+    """Holds the rows of one part that may still change, or are not in the file yet."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -72,7 +72,7 @@ class Rows:
         return len(self._rows)
 
     def write(self, first: int, writes: list[tuple[int, tuple[Any, ...]]]) -> bool:
-        """Applies what is new of it; returns False if something before it is missing."""
+        """Applies writes that are new; returns False if an earlier one is missing."""
         if first > self.version + 1:
             return False
         for table, row in writes[self.version + 1 - first :]:
@@ -85,7 +85,7 @@ class Rows:
         return None if entry is None else entry[1]
 
     def forget(self, flushed: int) -> None:
-        """Drops what has ended up to this version, as it is in the file."""
+        """Drops final rows up to this version, as they are in the file."""
         self.flushed = max(self.flushed, flushed)
         while self._ended and self._ended[0][0] <= self.flushed:
             version, key = self._ended.popleft()
@@ -97,12 +97,12 @@ class Rows:
         return list(self._rows)
 
     def some(self, keys: list[_Key]) -> list[tuple[int, int, tuple[Any, ...]]]:
-        """Returns version, table and row of those of these keys that are still here."""
+        """Returns version, table and row of these keys, as far as they are still held."""
         entries = ((key, self._rows.get(key)) for key in keys)
         return [(entry[0], key[0], entry[1]) for key, entry in entries if entry is not None]
 
     def take_over(self, rows: list[tuple[int, int, tuple[Any, ...]]]) -> None:
-        """Takes rows of the one before; what was written here meanwhile is newer."""
+        """Takes rows from the member before, unless newer ones were written here meanwhile."""
         for version, table, row in rows:
             key = (table, version if table == _EVENTS else row[0])
             if key not in self._rows:
@@ -119,7 +119,7 @@ class Rows:
 
 
 class Replica:
-    """The process: its rows, and its links to the client, the one before and the one after."""
+    """Serves one part: its rows, and links to the client and the members before and after."""
 
     def __init__(self, control: socket.socket) -> None:
         self._rows = Rows()
@@ -131,8 +131,8 @@ class Replica:
         self._poll.register(control, select.POLLIN)
         self._acks = False
         self._acked = -1
-        self._whole = False  # it has the rows of before its time
-        self._to_send: list[_Key] | None = None  # of the one after, which has just joined
+        self._whole = False  # whether it has the rows from before it joined
+        self._to_send: list[_Key] | None = None  # for the member after, which has just joined
 
     def run(self) -> None:
         """Serves until the client is gone."""
@@ -140,7 +140,7 @@ class Replica:
         while True:
             events = self._poll.poll(0 if self._to_send is not None else None)
             for fd, _ in events:
-                if fd not in self._links:  # its socket was changed for another just now
+                if fd not in self._links:  # its socket was replaced in this round
                     continue
                 sock, reader = self._links[fd]
                 try:
@@ -164,7 +164,7 @@ class Replica:
         kind, id = message.kind, message.id
         if kind == ReplicaFrame.WRITE:
             if self._rows.write(id, body_of(message)):
-                self._acked = -1  # said again, should the client have asked again
+                self._acked = -1  # acknowledged again, as the client may have resent it
                 self._pass_on(framing.frame(kind, id, message.body))
         elif kind == ReplicaFrame.GET:
             self._tell(frame(ReplicaFrame.GOT, id, self._rows.get(*body_of(message))))
@@ -193,11 +193,11 @@ class Replica:
             self._tell(frame(ReplicaFrame.PONG))
 
     def _send_state(self) -> None:
-        """Sends the next part of the rows as they are now, between the writes that go on."""
+        """Sends the next part of the rows in their present state, between writes."""
         assert self._to_send is not None
         part, remaining = self._to_send[:_ROWS_PER_STATE], self._to_send[_ROWS_PER_STATE:]
         rows = self._rows.some(part)
-        # A later part says the version of the rows in it, which the writes before have brought.
+        # Each part has the version of its rows, which may include later writes.
         self._pass_on(frame(ReplicaFrame.STATE, self._rows.version, (not remaining, rows)))
         if self._to_send is not None:
             self._to_send = remaining or None
@@ -206,7 +206,7 @@ class Replica:
         if self._after is not None:
             try:
                 self._after.sendall(data)
-            except OSError:  # it died; the client will say who comes after us now
+            except OSError:  # it died; the client will name another one
                 self._drop_after()
 
     def _drop_before(self) -> None:
@@ -228,7 +228,7 @@ class Replica:
 
 
 def main(control_fd: int, client_pid: int) -> None:
-    """Serves as a replica, and ends with its client at the latest."""
+    """Runs a replica, which ends with its client at the latest."""
     from gmi_drl.runtime.process.child_setup import PR_SET_PDEATHSIG, prctl
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

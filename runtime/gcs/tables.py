@@ -84,7 +84,7 @@ class EventRow(NamedTuple):
 
 
 class BranchRow(NamedTuple):
-    """A part of a training, from where it began or was taken up again to where it went back."""
+    """A part of a training, from its start or a resumption to the next rollback."""
 
     id: bytes  # its number as 16 bytes, big endian
     number: int  # from 0 on, in the order in which they began
@@ -129,7 +129,7 @@ _FINAL_TASK: Final = frozenset({"finished", "failed", "cancelled"})
 
 
 def is_final(row: Row) -> bool:
-    """Returns whether nothing is expected to happen to it any more, but for a loss."""
+    """Returns whether a row is not expected to change any more, unless it is lost."""
     if type(row) is TaskRow:
         return row.state in _FINAL_TASK
     if type(row) is ActorRow:
@@ -140,7 +140,7 @@ def is_final(row: Row) -> bool:
 
 
 def may_be_written(task: TaskRow) -> bool:
-    """Returns whether a task may have a row: one that had ended, and is lost or run again."""
+    """Returns whether a task may have a row already, as it is lost or run again."""
     return (
         task.attempts > 1
         or task.state == "lost"
@@ -150,7 +150,7 @@ def may_be_written(task: TaskRow) -> bool:
 
 @dataclass(frozen=True)
 class GcsTable:
-    """Tells how the rows of one class lie in the file."""
+    """Describes the table of one row class."""
 
     row: type[Row]
     name: str

@@ -1,4 +1,4 @@
-"""Knows an actor on Ray: as whoever calls it does, and as the driver, which can do more with it."""
+"""Represents an actor on Ray: to its callers, and to the driver, which can do more with it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Fate:
         return self.row.get("State") == "DEAD"
 
     def death(self, text: str = "") -> ActorDiedError:
-        """Returns how it ended; `text` is what Ray said of it, if nobody has ended it."""
+        """Returns how it ended; `text` is Ray's reason, used if nobody has ended it on purpose."""
         if isinstance(self._error, ActorDiedError):
             return ActorDiedError(*self._error.fields())
         reason, failure, processes = self._engine.ask_keeper("end_of", self._id)
@@ -110,7 +110,7 @@ class RayActor:
 
     @property
     def is_gone(self) -> bool:
-        """Tells whether its process has gone too, as far as can be seen from this host."""
+        """Tells whether its process has ended too, as far as this host can see."""
         row = self.fate.row
         if row.get("State", "DEAD") != "DEAD":
             return False
@@ -126,7 +126,7 @@ class RayActor:
 
     @property
     def deaths(self) -> list[ActorDiedError]:
-        """Lists how its processes ended that were replaced; Ray does not tell by what."""
+        """Lists the deaths after which it was restarted; Ray does not tell their causes."""
         if not self.id:
             return []
         _, _, processes = self._engine.ask_keeper("end_of", self.id)
@@ -144,7 +144,7 @@ class RayActor:
         yield from self._engine.ask_keeper("take_records", self.id) if self.id else ()
 
     def end(self) -> None:
-        """Has it leave when it has run what it was asked before; returns at once."""
+        """Has it end after the calls it was sent before; returns at once."""
         if self._target is not None:
             self._target.handle.end.options(max_task_retries=0).remote()
 

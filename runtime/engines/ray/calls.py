@@ -16,7 +16,7 @@ _OUT_OF_BAND: Final = 1 << 16  # bytes, from which on Ray need not copy a value 
 
 
 class Raised(Exception):
-    """Carries what a call has raised, packed, through Ray, which gives it to dependents too."""
+    """Carries a call's packed exception through Ray, which also raises it in dependent calls."""
 
     def __init__(self, failure: bytes) -> None:
         super().__init__(failure)
@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(frozen=True)
 class ActorBuild:
-    """Tells an actor's process what it has to know before it builds the actor."""
+    """Tells an actor's process what it needs to build the actor."""
 
     id: bytes
     name: str
@@ -59,12 +59,12 @@ class ActorBuild:
 
 
 def to_value(packed: packing.Packed, mentions: dict[bytes, Any]) -> Value:
-    """Returns a packed value as Ray is given it: large ones as memory that it maps."""
+    """Returns a packed value as it is passed to Ray: large ones as memory that it maps."""
     body = packed.body
     return (body if len(body) < _OUT_OF_BAND else np.frombuffer(body, np.uint8)), mentions
 
 
 def part_of(value: Value) -> packing.Part:
-    """Returns the bytes of a value; those of a large one where they lie."""
+    """Returns the bytes of a value; those of a large one are not copied."""
     body = value[0]
     return body if isinstance(body, bytes) else memoryview(body)

@@ -40,8 +40,8 @@ from .keeper import Value
 from .streams import GeneratorStream
 
 KEEPER: Final = "gmi-drl keeper"
-_LOOK_S: Final = 0.05  # between two looks whether an actor has ended
-_LISTEN_S: Final = 1.0  # between two looks whether there is still somebody to wait for
+_LOOK_S: Final = 0.05  # between two checks whether an actor has ended
+_LISTEN_S: Final = 1.0  # between two checks whether a thread still has to wait
 _FETCH_S: Final = 30.0  # beyond the deadline, for a value that is there, on another host
 
 
@@ -58,7 +58,7 @@ class Entry:
 
 
 class RayEngine:
-    """The runtime of one process; its methods may be called from any thread."""
+    """Is the runtime of one process; its methods may be called from any thread."""
 
     reads = True  # `notify` fills slots without a thread that waits
 
@@ -99,7 +99,7 @@ class RayEngine:
                 stream = self._streams.get(ids.producer(id))
                 if stream is not None and id == stream.end:
                     del self._streams[stream.task]
-                    for item in stream.items():  # those that nobody has been given
+                    for item in stream.items():  # drop those without references
                         if item in self._entries and not self._entries[item].count:
                             del self._entries[item]
 
@@ -112,9 +112,9 @@ class RayEngine:
             return entry.slot
 
     def adopt(self, mentions: Mapping[bytes, Any]) -> None:
-        """Makes what a value mentions known here, until this thread adopts the next one's.
+        """Adopts the references in a value, until this thread adopts those of the next one.
 
-        By then the value was unpacked, and what is still wanted is held by references.
+        By then the value was unpacked, and references hold what is still needed.
         """
         previous = getattr(self._local, "adopted", ())
         with self._lock:
@@ -131,7 +131,7 @@ class RayEngine:
             self.note(id, -1)
 
     def mentions(self, mentioned: Iterable[bytes]) -> dict[bytes, Any]:
-        """Returns what has to travel beside a value that mentions these."""
+        """Returns what has to travel beside a value that holds these references."""
         with self._lock:
             entries = {id: self._entries[id] for id in mentioned}
         return {id: (entry.thing, entry.slot.call, entry.actor) for id, entry in entries.items()}
@@ -146,7 +146,7 @@ class RayEngine:
         self._wanted().clear()
 
     def _wanted(self) -> dict[int, Slot]:
-        """Returns what this thread waits for."""
+        """Returns the slots that this thread waits for."""
         slots: dict[int, Slot] = self._local.__dict__.setdefault("wanted", {})
         return slots
 
@@ -168,7 +168,7 @@ class RayEngine:
             self.block(gate, _LISTEN_S)
 
     def block(self, gate: Gate, timeout_s: float | None) -> bool:
-        """Waits in Ray, which lends the CPU of a task that waits to others."""
+        """Waits in Ray, which lends a waiting task's CPU to others."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         slots = self._wanted()
         while True:
@@ -188,7 +188,7 @@ class RayEngine:
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
             if left_s == 0.0 and timeout_s and not pending:
                 break
-            if must_look or not pending:  # of others, another thread may hear
+            if must_look or not pending:  # other slots are filled by another thread
                 left_s = _LOOK_S if left_s is None else min(left_s, _LOOK_S)
             if pending:
                 ready, unready = ray.wait(list(pending), num_returns=1, timeout=left_s)
@@ -204,7 +204,7 @@ class RayEngine:
         return gate.open
 
     def _source(self, slot: Slot) -> tuple[Any, Callable[[], None]]:
-        """Returns what of Ray's is ready when a slot can be filled, and what fills it then."""
+        """Returns Ray's reference that is ready when a slot can be filled, and what fills it."""
         stream = self._streams.get(ids.producer(slot.id))
         if stream is not None and not stream.ended:
             return stream.generator, functools.partial(self._advance, stream)
@@ -245,7 +245,7 @@ class RayEngine:
         return True
 
     def stored(self, slot: Slot, deadline_s: float | None) -> packing.Part:
-        """Fetches a value; raises what its call has raised, or what became of it."""
+        """Fetches a value; raises its call's exception, or how it was lost."""
         limit_s = None
         if deadline_s is not None:
             limit_s = max(0.0, deadline_s - time.monotonic()) + _FETCH_S
@@ -277,7 +277,7 @@ class RayEngine:
             self._functions[id] = ray.put(body)
 
     def submit(self, task: TaskSpec) -> list[Slot]:
-        """Takes a call; its results' slots, each counted as one reference."""
+        """Submits a call; returns the slots of its results, each counted as one reference."""
         if task.keep:
             raise NotOnThisEngine(
                 f"an argument of {task.name} is a Memfd, which travels within one host only. Send "
@@ -315,7 +315,7 @@ class RayEngine:
         else:
             self._keep(slots, results if task.returns > 1 else [results], name)
         if task.body_id:
-            self.note(task.body_id, -1)  # from here on Ray's call holds it
+            self.note(task.body_id, -1)  # Ray's call holds it now
         return slots
 
     def _submit_task(self, call: Call, task: TaskSpec, things: Sequence[Any]) -> Any:
@@ -360,7 +360,7 @@ class RayEngine:
         return to_value(packed, self.mentions(packed.refs))
 
     def put(self, id: bytes, packed: packing.Packed, what: str) -> Slot:
-        """Keeps a value; its slot, counted as one reference."""
+        """Stores a value; returns its slot, counted as one reference."""
         slot = Slot(id, what)
         try:
             self._keep([slot], [ray.put(self.to_value(packed))], "")
@@ -472,7 +472,7 @@ class RayEngine:
             ) from None
         deadline_s = time.monotonic() + _FETCH_S
         hex = handle._actor_id.hex()
-        while not (fields := self.ask_keeper("described", hex)):  # its starter is about to tell
+        while not (fields := self.ask_keeper("described", hex)):  # its starter describes it soon
             if time.monotonic() > deadline_s:
                 raise ValueError(f"actor {name!r} is not of this runtime. Take another name.")
             time.sleep(_LOOK_S)
@@ -521,7 +521,7 @@ class RayEngine:
         self, actors: Sequence[RayActor], grace: timedelta, reason: str,
         before_signals: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        """Asks, waits for `grace` until what was asked of them before is done, then kills."""
+        """Asks actors to end, waits up to `grace` for earlier calls, then kills."""
         alive = [actor for actor in actors if not actor.dead]
         for actor in alive:
             self.ask_actor(actor, None, reason)
@@ -534,7 +534,7 @@ class RayEngine:
         self.signal_actors(alive, 9, reason)
 
     def signal_actors(self, actors: Sequence[RayActor], number: int, reason: str) -> None:
-        """Kills those that live, for good, and waits for their end."""
+        """Kills living actors, without restart, and waits for their end."""
         alive = [actor for actor in actors if not actor.dead]
         for actor in alive:
             self._request_kill(actor.key, True, reason)
@@ -547,11 +547,11 @@ class RayEngine:
         return list(self._actors.values())
 
     def drop_dead(self, actor: RayActor) -> None:
-        """Does nothing: the keeper drops what it knows of dead actors by itself."""
+        """Does nothing, as the keeper drops dead actors by itself."""
 
     @property
     def ready(self) -> Slot:
-        """Returns a slot that is filled: nothing is imported before it is needed."""
+        """Returns a filled slot, as no module is imported before it is needed."""
         slot = Slot(b"", "the start")
         slot.arrived()
         return slot

@@ -10,8 +10,8 @@ from typing import Any, Final
 from . import nodes
 
 RECORDS_KEPT: Final = 100_000  # unfetched records of one actor; older ones are dropped
-ENDS_KEPT: Final = 10_000  # dead actors of which it is known how they ended; older ones are dropped
-_FEW: Final = 16  # actors among which the dead are not looked for
+ENDS_KEPT: Final = 10_000  # dead actors whose ends are known; older ones are dropped
+_FEW: Final = 16  # with fewer actors dead ones are not looked for
 
 Value = tuple[Any, dict[bytes, Any]]  # a packed value, and the references and handles in it
 
@@ -26,7 +26,7 @@ class JournaledCall:
 
 @dataclass
 class ActorLedger:
-    """Holds what is known of one actor beside what Ray knows."""
+    """Holds what the keeper knows of one actor."""
 
     fields: tuple[Any, ...] = ()  # of a handle: id, name, class name, methods
     processes: list[tuple[int, str]] = field(default_factory=list)  # pid and host of each, in order
@@ -47,13 +47,13 @@ class Keeper:
 
     def __init__(self, sys_path: list[str]) -> None:
         self._sys_path = sys_path
-        self._actors: dict[str, ActorLedger] = {}  # that lived when it was last looked
-        self._dead: dict[str, ActorLedger] = {}  # for good, in their order
+        self._actors: dict[str, ActorLedger] = {}  # those that lived at the last check
+        self._dead: dict[str, ActorLedger] = {}  # in the order of their deaths
         self._look: asyncio.Task[None] | None = None
-        self._look_at = _FEW  # when there are more than so many
+        self._look_at = _FEW  # dead actors are looked for beyond this number
 
     def _ledger(self, actor: str) -> ActorLedger:
-        """Returns what is known of an actor, to be added to."""
+        """Returns the ledger of an actor, made if there is none."""
         if actor not in self._actors and actor not in self._dead:
             self._actors[actor] = ActorLedger()
             if len(self._actors) > self._look_at and (self._look is None or self._look.done()):
@@ -61,13 +61,13 @@ class Keeper:
         return self._recorded(actor)
 
     def _recorded(self, actor: str) -> ActorLedger:
-        """Returns what is known of an actor, to be read."""
+        """Returns the ledger of an actor, or an empty one, for reading."""
         return self._actors.get(actor) or self._dead.get(actor) or ActorLedger()
 
     async def _drop_dead(self) -> None:
-        """Drops what dead actors would have gone on from, and all that is known of the oldest ones.
+        """Drops state and journals of dead actors, and the whole ledgers of the oldest ones.
 
-        Records stay until they are fetched, and how an actor ended for who has a reference of it.
+        Records stay until they are fetched, and so do the ends of actors, for their references.
         """
         actors = list(self._actors)
         rows = await asyncio.to_thread(lambda: [nodes.actor_row(actor) for actor in actors])
@@ -81,11 +81,11 @@ class Keeper:
         self._look_at = 2 * len(self._actors) + _FEW
 
     async def sys_path(self) -> list[str]:
-        """Returns where the driver imports from: its functions may be of such a module."""
+        """Returns the driver's sys.path, as its functions may be of modules there."""
         return self._sys_path
 
     async def describe(self, actor: str, fields: tuple[Any, ...]) -> None:
-        """Notes what a handle of a named actor has to know."""
+        """Notes the fields of handles to a named actor."""
         self._ledger(actor).fields = fields
 
     async def described(self, actor: str) -> tuple[Any, ...]:
@@ -100,7 +100,7 @@ class Keeper:
         return len(ledger.processes) - 1, ledger.state, ledger.journal
 
     async def note(self, actor: str, state: Value | None, done: JournaledCall | None) -> None:
-        """Takes a checkpoint, which stands for the calls noted before, and a call run after it."""
+        """Notes a checkpoint, which replaces the journal, and a call that was run after it."""
         ledger = self._ledger(actor)
         if state is not None:
             ledger.state, ledger.journal = state, []

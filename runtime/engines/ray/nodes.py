@@ -1,4 +1,4 @@
-"""Joins and leaves a Ray cluster, and tells what its hosts have."""
+"""Joins and leaves a Ray cluster, and describes its hosts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .probe import probe
 
 _CONNECT_S: Final = 10.0  # for a cluster's address to answer
 _UNSUBSCRIBE_S: Final = 1.0  # for the head to answer that this program unsubscribes
-# Environment variables of the cluster that this process has started, and what they were before.
+# Environment variables set for the cluster that this process has started, with old values.
 _token: dict[str, str | None] = {}
 _folder = ""  # of the cluster that this process has started for itself
 
@@ -72,7 +72,7 @@ def _init(**options: Any) -> None:
 
 @contextmanager
 def _own_handlers() -> Iterator[None]:
-    """Keeps this program's handler of SIGTERM, in whose place Ray puts one that just exits."""
+    """Restores this program's handler of SIGTERM, which Ray replaces by one that just exits."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -132,7 +132,7 @@ def _unsubscribe() -> None:
 
 
 def _set_token(variables: dict[str, str]) -> None:
-    """Has Ray use the token in these variables, in place of the one that was set here before."""
+    """Has Ray use the token in these variables, instead of one that was set here before."""
     internal: Any = ray._raylet
     if not variables and not _token:
         return
@@ -159,7 +159,7 @@ def hosts() -> list[Mapping[str, Any]]:
 
 
 def strategy(host: str) -> Any:
-    """Returns where Ray has to run what was given `host`."""
+    """Returns Ray's scheduling strategy for a call or an actor with this `host`."""
     if not host:
         return "DEFAULT"
     for node in hosts():
@@ -174,7 +174,7 @@ def _unknown(host: str) -> ValueError:
 
 
 def infeasible(name: str, demand: Mapping[str, float], host: str) -> OutOfResources | None:
-    """Returns the error of what no host of the cluster has, even when it is idle.
+    """Returns the error of a demand that no host could meet even when idle; else None.
 
     ValueError for a host that is not there.
     """
@@ -198,7 +198,7 @@ def infeasible(name: str, demand: Mapping[str, float], host: str) -> OutOfResour
 
 
 def countable(resources: Mapping[str, float]) -> dict[str, float]:
-    """Returns what calls can ask for, without what Ray keeps for itself."""
+    """Returns the resources that calls can ask for, without Ray's internal ones."""
     return {
         name: amount
         for name, amount in resources.items()

@@ -71,7 +71,7 @@ def run_task_streaming(
 def _task(
     engine: RayEngine, call: Call, body: Sequence[Any], inputs: Sequence[Value]
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """Surrounds a call of a function: what it raises goes to its caller, a cancellation too."""
+    """Runs a call of a function in its context, and passes its exception to the caller."""
     interrupted = False
 
     def interrupt(*_: Any) -> None:
@@ -120,7 +120,7 @@ def _enter(
 
 
 def _fresh_calls() -> itertools.count[int]:
-    """Numbers what a call calls, such that another attempt of it makes other ids."""
+    """Returns numbers for a call's own calls, such that each attempt makes other ids."""
     return itertools.count(int.from_bytes(os.urandom(8), "little"))
 
 
@@ -156,7 +156,7 @@ def _evaluate(function: Callable[..., Any], args: Any, kwargs: Any, errors: Any,
 
 
 def _should_retry(error: Exception, errors: Any, limit: int) -> bool:
-    """Tells whether a call that raised this is to be made again, as its next attempt."""
+    """Tells whether a call that raised this is made again, as its next attempt."""
     errors = (Exception,) if errors is True else errors or ()
     context = call_context.context()
     if isinstance(error, TaskCancelledError) or not isinstance(error, errors):
@@ -174,7 +174,7 @@ def _to_value(engine: RayEngine, call: Call, value: Any) -> Value:
 
 
 def _to_values(engine: RayEngine, call: Call, value: Any) -> Any:
-    """Returns what Ray is given of a result; a list of so many if the call is to give several."""
+    """Returns a result as it is passed to Ray; a list if the call returns several."""
     if call.returns == 1:
         return _to_value(engine, call, value)
     values = list(value) if isinstance(value, Iterable) else [] if value is None else [value]
@@ -187,7 +187,7 @@ def _to_values(engine: RayEngine, call: Call, value: Any) -> Any:
 
 
 class _Process:
-    """Is an actor's process to the code that runs in it: a `worker.WorkerProcess`."""
+    """Is the `worker.WorkerProcess` of the code that runs in an actor."""
 
     def __init__(self, engine: RayEngine, actor: str) -> None:
         self._engine, self._actor = engine, actor
@@ -208,7 +208,7 @@ class _Process:
 
 
 class _Shell:
-    """Holds an object of the user's class: builds it, checkpoints it, builds it again.
+    """Holds an object of the user's class: builds, checkpoints and rebuilds it.
 
     An actor that runs one call at a time and may be restarted has each call it has run noted by
     the keeper before the answer leaves. A new process runs them again, as engine local does, so
@@ -271,7 +271,7 @@ class _Shell:
             self._answers.popitem(last=False)
 
     def _kept_answer(self, call: Call) -> tuple[bool, Any] | None:
-        """Returns the answer of a call that was run before its process died unheard."""
+        """Returns the answer of a replayed call whose first answer may have been lost."""
         return self._answers.pop(call.id, None) if self._answers else None
 
     def _begin(self, call: Call, inputs: Sequence[Value], replayed: bool) -> tuple[Any, Any, Any]:
@@ -298,7 +298,7 @@ class _Shell:
         )
 
     def _retries(self, call: Call) -> tuple[Any, int]:
-        """Returns what a method that raises it is called again for, and how often."""
+        """Returns the exceptions after which a method is called again, and how often."""
         errors = self._option(call, "retry_exceptions")
         if isinstance(errors, bytes):
             errors = packing.unpack(errors, f"the retry_exceptions of {call.name}")
@@ -313,7 +313,7 @@ class _Shell:
         return interval > 0 and self._since >= interval
 
     def _saved(self) -> Value | None:
-        """Returns a checkpoint; None if it cannot be had: then the journal goes on."""
+        """Returns a checkpoint; None if it fails, and the journal goes on."""
         try:
             name = self._build.name
             packed = packing.pack(self._instance.save(), f"what {name}.save gave")
@@ -323,7 +323,7 @@ class _Shell:
             return None
 
     def _counted(self) -> bool:
-        """Counts a call of an actor that runs several at once; tells if a checkpoint is due."""
+        """Counts a call of a concurrent actor; returns whether a checkpoint is due."""
         if not self._build.checkpoint_every or not self._build.is_restarted:
             return False
         with self._counting:
@@ -333,7 +333,7 @@ class _Shell:
             return due
 
     def end(self) -> None:
-        """Ends the actor, politely."""
+        """Ends the actor after its earlier calls."""
         ray.actor.exit_actor()
 
 
@@ -399,7 +399,7 @@ class Shell(_Shell):
 
 
 class AsyncShell(_Shell):
-    """Holds an actor with async methods, which take turns where they await."""
+    """Holds an actor with async methods, which run concurrently."""
 
     async def call(self, call: Call, *inputs: Value) -> Any:
         """Runs one call of a method."""
