@@ -50,9 +50,9 @@ class ReduceTimeout(CommError, TimeoutError):
         self.late = tuple(late)
 
     def __str__(self) -> str:
-        who = [f"rank {rank} ({member})" for rank, member in self.late]
-        have = "has" if len(who) == 1 else "have"
-        return f"{self.what} timed out after {self.timeout_s:g} s: {listed(who)} {have} not arrived"
+        late = [f"rank {rank} ({member})" for rank, member in self.late]
+        has = "has" if len(late) == 1 else "have"
+        return f"{self.what} timed out after {self.timeout_s:g} s: {listed(late)} {has} not arrived"
 
 
 class GroupMismatch(CommError):
@@ -159,9 +159,9 @@ class ParametersDiffer(CommError):
         self.parameter = parameter
 
     def __str__(self) -> str:
-        who = listed([f"rank {r} ({m})" for r, m in zip(self.ranks, self.members, strict=True)])
+        names = listed([f"rank {r} ({m})" for r, m in zip(self.ranks, self.members, strict=True)])
         return (
-            f"iteration {self.iteration}: the parameters of {who} differ from the others', first "
+            f"iteration {self.iteration}: the parameters of {names} differ from the others', first "
             f"in {self.parameter!r}. GMIs must start from the same parameters and change them by "
             "reduced gradients only; look for a step that uses a GMI's own random numbers or "
             "data, then resume from the last checkpoint."

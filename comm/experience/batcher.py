@@ -239,8 +239,8 @@ class Batcher:
         in the same snapshot as the parameters. Taken between the training on a batch and its
         `done`, `including` it, a snapshot lets a killed trainer lose and repeat nothing.
         """
-        also = frozenset(including._parts) if including is not None else frozenset()
-        return {source.gmi_id: source.watermark_with(also).as_tuple() for source in self._sources}
+        extra = frozenset(including._parts) if including is not None else frozenset()
+        return {source.gmi_id: source.watermark_with(extra).as_tuple() for source in self._sources}
 
     def resume(self, trained: Mapping[int, Sequence[int]]) -> None:
         """Goes on behind what `trained` gave; before the first `next`.

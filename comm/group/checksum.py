@@ -46,5 +46,5 @@ def assert_identical(
 
 def _odd_ranks(values: Sequence[int]) -> list[int]:
     """Returns the ranks whose value is not the most frequent one; in a tie rank 0's counts."""
-    usual = collections.Counter(values).most_common(1)[0][0]  # ties: the one met first
-    return [rank for rank, value in enumerate(values) if value != usual]
+    majority = collections.Counter(values).most_common(1)[0][0]  # ties: the one met first
+    return [rank for rank, value in enumerate(values) if value != majority]

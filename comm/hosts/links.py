@@ -338,8 +338,8 @@ class HostLinks:
             for peer in self._peers:
                 self._send(peer, _WAITS, tag, payload=json.dumps(late).encode())
         if late and waited_s > self._timeout_s:
-            waits = {peer: whom for peer, (call, whom) in self._waits.items() if call == tag}
-            silent = {whom for whoms in (late, *waits.values()) for whom in whoms} - {*waits}
+            waits = {peer: hosts for peer, (call, hosts) in self._waits.items() if call == tag}
+            silent = {host for hosts in (late, *waits.values()) for host in hosts} - {*waits}
             blamed = sorted(silent - {self._spec.rank}) or late
             raise self._timed_out(describe(tag), self._timeout_s, blamed)
 

@@ -242,10 +242,10 @@ def _check_tasks(adapter: str, env_id: str, options: Mapping[str, Any]) -> list[
     """Returns the faults of one of our own tasks: its id, its packages, its options."""
     if env_id not in ADAPTERS[adapter].ids:
         return [_unknown_id(env_id, adapter)]
-    asks = f"env.id={env_id!r}" if adapter == choose_adapter(env_id) else f"env.adapter={adapter}"
+    key = f"env.id={env_id!r}" if adapter == choose_adapter(env_id) else f"env.adapter={adapter}"
     if missing := absent(ADAPTERS[adapter].packages):
         return [
-            f"{asks} needs the package {package}, which is not installed. {install(adapter)}."
+            f"{key} needs the package {package}, which is not installed. {install(adapter)}."
             for package in missing
         ]
     label, kind = f"env {env_id}", load(ADAPTERS[adapter].options)[env_id]
@@ -298,8 +298,8 @@ def _check_gymnasium(adapter: str, env_id: str, options: Mapping[str, Any]) -> l
         creator = load_env_creator(entry) if isinstance(entry, str) else entry
     except Exception as error:  # whatever importing someone's package raises
         if isinstance(error, DependencyNotInstalled) and "box2d" in str(spec.entry_point):
-            lacks = f"env.id={env_id!r} needs Box2D, which is not installed. {install('box2d')}."
-            return [*faults, lacks]
+            fault = f"env.id={env_id!r} needs Box2D, which is not installed. {install('box2d')}."
+            return [*faults, fault]
         return [
             *faults,
             f"env.id={env_id!r} cannot be loaded: {error}. Install the package it comes from.",

@@ -153,10 +153,10 @@ class GMI_manager:
         """Attaches a GMI to a device; in a launched run the Layout has done so, and must agree."""
         if self._context is None:
             return
-        placed = self._context.layout.gmi(GMI_id).gpu_id
-        if placed != gpu_id:
+        current = self._context.layout.gmi(GMI_id).gpu_id
+        if current != gpu_id:
             raise ContextError(
-                f"set_GPU(GMI {GMI_id}, GPU {gpu_id}): the layout puts it on GPU {placed}. "
+                f"set_GPU(GMI {GMI_id}, GPU {gpu_id}): the layout puts it on GPU {current}. "
                 "Change the layout; a role does not move its GMI."
             )
 

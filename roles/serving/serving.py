@@ -161,8 +161,8 @@ class Server(ActingRole):
 
     def _has_steps_left(self) -> bool:
         """Tells whether steps of its share are left, and nobody has asked this GMI to stop."""
-        everywhere = sum(gmi.num_env for gmi in self.mgr.layout.gmis)
-        share = -(-self.mgr.config.run.total_steps // everywhere) * self.mgr.context.spec.num_env
+        total_env = sum(gmi.num_env for gmi in self.mgr.layout.gmis)
+        share = -(-self.mgr.config.run.total_steps // total_env) * self.mgr.context.spec.num_env
         return self._steps < share and not self.mgr.stop_requested()
 
     def _report(self, simulations: Sequence[Simulation] = (), last: bool = False) -> None:
@@ -192,8 +192,8 @@ class Server(ActingRole):
 
     def _take_seconds(self) -> dict[str, float]:
         """Returns the seconds of each phase since the last call."""
-        spent, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
-        return spent
+        seconds, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
+        return seconds
 
     def _load(self, env: VecEnv) -> None:
         """Makes the policy that acts in environments like `env`: `run.policy`, or a new one."""

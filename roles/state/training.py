@@ -371,7 +371,7 @@ class Training:
         with _explain_missing_entry(saved):
             self._optimizer.load_state_dict(shared)
             saved_rate, self._lineage = saved.manifest["learning_rate"], saved.manifest["lineage"]
-            anew = saving.begun_anew(saved, self._mgr.layout)
+            new_gmis = saving.begun_anew(saved, self._mgr.layout)
         descent, rate = self._optimizer.learner.descent, self._mgr.config.algorithm.learning_rate
         if saved_rate != rate and self._pause is None:  # a resize has changed it
             descent.learning_rate *= rate / saved_rate
@@ -386,7 +386,7 @@ class Training:
                 "moments, random numbers and episodes begin anew."
             )
         else:
-            if gmi_id not in anew:
+            if gmi_id not in new_gmis:
                 own_state = saved.load(f"gmi{gmi_id}")
                 if self._mgr.context.is_copy and newest is None:
                     # Else it would explore as the other one does. What a replay has is no draw.
@@ -394,8 +394,8 @@ class Training:
                     own_state = self._optimizer.own_state() | replay_state
                 with _explain_missing_entry(saved):
                     self._optimizer.load_own_state(own_state)
-            if anew := [gmi for gmi in anew if self._mgr.layout.gmi(gmi).num_env]:
-                gmis_text = f"GMI{'s' if len(anew) > 1 else ''} {', '.join(map(str, anew))}"
+            if new_gmis := [gmi for gmi in new_gmis if self._mgr.layout.gmi(gmi).num_env]:
+                gmis_text = f"GMI{'s' if len(new_gmis) > 1 else ''} {', '.join(map(str, new_gmis))}"
                 warning = f"{saved.folder} is of another layout: {gmis_text} begin new episodes."
         if warning and self._group.rank == 0:
             self._mgr.warn(warning)

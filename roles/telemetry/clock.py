@@ -61,8 +61,8 @@ class Clock:
         self._events[count].synchronize()
         for i, name in enumerate(self._names[:count]):
             if name:
-                took = self._events[i].elapsed_time(self._events[i + 1]) * 1e-3
-                self._seconds[name] = self._seconds.get(name, 0.0) + took
+                seconds = self._events[i].elapsed_time(self._events[i + 1]) * 1e-3
+                self._seconds[name] = self._seconds.get(name, 0.0) + seconds
         self._names = self._names[count:]
         self._events = self._events[count:] + self._events[:count]
 
