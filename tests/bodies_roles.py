@@ -159,6 +159,46 @@ def update_of_two_policies(group, there, static=False):
     return {name: value.numpy() for name, value in found.items()}
 
 
+def update_of_one_policy(group, there, static=False):
+    """An update of agents of one policy, of this GMI's shard or of all joined: its parameters.
+
+    So many rows of each shard are there as `there` says.
+    """
+    settings = PPOConfig(
+        network=[8], horizon=12, minibatches=1, epochs=2, schedule="constant", max_grad_norm=0.5
+    )
+    numbers = [group.rank] if group.size > 1 else range(len(there))
+    env = make_env(
+        "bodies_agents:Meadow", 2, adapter="pettingzoo", options={"sheep": 1, "wolves": 0}
+    )
+    network = PPO.make_network(settings, env, torch.Generator().manual_seed(0))
+    normalizers = Normalizers.of(settings, env.observation_space.shape[0])
+    algorithm = PPO(settings, PPO.make_policy(network, settings), normalizers)
+
+    def batch_of(num_rows):
+        return Batch.allocate(
+            settings.horizon, num_rows, 2, algorithm.policy, torch.device("cpu"),
+            filled=algorithm.filled, bootstrap=algorithm.bootstrap, come_and_go=True,
+        )  # fmt: skip
+
+    shards = []
+    for number in numbers:
+        shards.append(batch_of(env.num_env))
+        Collector(env, algorithm, shards[-1], torch.Generator().manual_seed(number)).collect(1)
+    joined = batch_of(env.num_env * len(shards))
+    joined.rows.copy_(torch.cat([shard.rows for shard in shards], 1))
+    for name in ("raw_observation", "reward", "done"):
+        joined[name].copy_(torch.cat([shard[name] for shard in shards], 1))
+    joined.bootstrap["value"].copy_(torch.cat([shard.bootstrap["value"] for shard in shards]))
+    flags = [(torch.arange(settings.horizon * 2) < there[n]).view(-1, 2) for n in numbers]
+    joined["present"].copy_(torch.cat(flags, 1))
+    learner = Learner(algorithm, torch.Generator().manual_seed(3), joined, static=static)
+    learner.connect(group)
+    learner.update(joined)
+    learned = torch.cat([p.detach().flatten() for p in network.parameters()])
+    return learned.numpy(), learner.stats()["kl"]
+
+
 def _steps_of(learner, policy):
     """The parameters of one policy, and the moments of its optimizer."""
     network = learner.algorithm.policy.network[policy]

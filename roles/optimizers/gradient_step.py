@@ -40,11 +40,13 @@ class GradientStep:
         static: bool | None,
         pool: Pool | None,
         dropped: int = 0,
+        weighs_rows: bool = False,
     ) -> None:
         """`static`: work as on a GPU, on any device (None: on all devices but the CPU).
 
         `pool`: where `repeat` captures its work; None: it is not captured. `dropped`: the number of
-        ranks that are left out of each mean; `weigh` says which.
+        ranks that are left out of each mean; `weigh` says which. `weighs_rows`: a rank counts by
+        its number of rows, which `weigh_rows` says.
         """
         stats, settings = algorithm.stats, algorithm.settings
         if settings.followed_kl is not None and "kl" not in stats:
@@ -63,7 +65,7 @@ class GradientStep:
         self._totals = torch.zeros(len(self._stats), device=device)
         # This rank's weight in a sum that is divided by all ranks; None: all are alike.
         self._dropped = dropped
-        self._weight = torch.ones((), device=device) if dropped else None
+        self._weight = torch.ones((), device=device) if dropped or weighs_rows else None
         self._steps = 0
         self.noise = NoiseMeter()
         self._together: dict[Hashable, Repeated] = {}
@@ -74,6 +76,7 @@ class GradientStep:
         n, device = self.parameters.numel, self.parameters.data.device
         numel = bucket_numel(self.parameters, self._stats)
         # Gradients are written straight into the memory that is reduced.
+        self._rank = group.rank
         self._reducer = group.bucket("gradient", numel, torch.float32, device)
         self.parameters.bind_gradients(self._reducer.buffer)
         self._own_stats = self._reducer.buffer[n:-1]
@@ -91,6 +94,16 @@ class GradientStep:
         """Say whether this rank is among the `dropped` from now on."""
         assert self._weight is not None
         self._weight.fill_(0.0 if is_left_out else self._reducer.size / self._num_counted)
+
+    def weigh_rows(self, counts: Tensor) -> None:
+        """Weighs this rank by its share of all ranks' rows [k]; one that is left out has none."""
+        assert self._weight is not None
+        self._weight.copy_(counts[self._rank] * len(counts) / counts.sum().clamp(min=1.0))
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """What `weigh` and `weigh_rows` change."""
+        return [] if self._weight is None else [self._weight]
 
     def take(self, losses: Losses) -> None:
         """Take one step down the mean over all ranks of `losses.total`; collective."""

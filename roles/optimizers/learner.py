@@ -66,16 +66,23 @@ class Learner:
         self._device, self._pool, self._static = device, pool, static_on(device, static)
         self.clock = Clock(device)  # the seconds of reductions as "reduce", of the rest as "train"
         capture = pool if capture_loss and algorithm.capturable else None
+        self._by_rows = batch is not None and not algorithm.whole_segments
+        # Where the agents of its one policy come and go, a rank counts by the rows that it has of
+        # them; an algorithm of several policies sees to that itself.
+        self._weighs_rows = (
+            self._by_rows and batch is not None and "present" in batch.columns
+            and not isinstance(algorithm.policy, PolicyMap)
+        )  # fmt: skip
         self._step = GradientStep(
-            algorithm, self.clock, static=static, pool=capture, dropped=dropped
-        )
+            algorithm, self.clock, static=static, pool=capture, dropped=dropped,
+            weighs_rows=self._weighs_rows,
+        )  # fmt: skip
         self._is_left_out = False
         self.parameters, self.descent = self._step.parameters, self._step.descent
         self.noise = self._step.noise
         self._postprocessing: Together | None = None
         self._held: Batch | None = None  # a minibatch, at addresses that captured work can rely on
         self._num_observed = 0 if self._observations is None else self._observations.num_moments
-        self._by_rows = batch is not None and not algorithm.whole_segments
         self._shards = list(shards)
         self._agents: AgentOrder | None = None
         if batch is not None and self._by_rows:
@@ -101,10 +108,11 @@ class Learner:
         self._step.connect(group)
         algorithm, num_observed = self.algorithm, self._num_observed
         numel = algorithm.num_batch_moments if self._by_rows else algorithm.num_update_moments
+        numel += num_observed + int(self._weighs_rows)
         self._moments: SharedMoments | None = None
-        if numel + num_observed:
+        if numel:
             by_sum = self._static and self._by_rows
-            self._moments = SharedMoments(group, numel + num_observed, self._device, by_sum)
+            self._moments = SharedMoments(group, numel, self._device, by_sum)
         self._observed = torch.zeros(num_observed, dtype=torch.float64, device=self._device)
         self._no_moments = torch.zeros(group.size, 0, dtype=torch.float64, device=self._device)
         postprocesses = type(algorithm).postprocess is not Algorithm.postprocess
@@ -113,7 +121,8 @@ class Learner:
             assert batch is not None
             self._postprocessing = Together(
                 self._measure, self._gather, self._postprocess,
-                alone=group.size == 1 or self._moments is None, keep=algorithm.changed(batch),
+                alone=group.size == 1 or self._moments is None,
+                keep=[*algorithm.changed(batch), *self._step.weights],
                 clock=self.clock, pool=self._pool if algorithm.capturable else None,
                 name="what a batch is trained towards",
             )  # fmt: skip
@@ -305,9 +314,13 @@ class Learner:
             return
         moments.clear()
         self.algorithm.measure(batch, moments.mine[:num_own])
+        present = batch.columns.get("present")
         if self._observations is not None:
-            present = batch.columns.get("present")
-            self._observations.measure(batch["raw_observation"], moments.mine[num_own:], present)
+            observed = moments.mine[num_own : num_own + self._num_observed]
+            self._observations.measure(batch["raw_observation"], observed, present)
+        if self._weighs_rows:
+            assert present is not None
+            moments.mine[-1:].copy_(present.sum())
 
     def _gather(self) -> None:
         if self._moments is not None:
@@ -322,7 +335,10 @@ class Learner:
         self.algorithm.learn_batch_moments(everyone[:, :num_own])
         self.algorithm.postprocess(self._batch, everyone[:, :num_own])
         if self._observations is not None:
-            self._observed.copy_(self._observations.merged(everyone[:, num_own:]))
+            observed = everyone[:, num_own : num_own + self._num_observed]
+            self._observed.copy_(self._observations.merged(observed))
+        if self._weighs_rows:
+            self._step.weigh_rows(everyone[:, -1])
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state that all trainers share (their generators are their own).

@@ -187,6 +187,15 @@ def test_gmis_with_unlike_numbers_of_agents_are_one_gmi_with_all_of_them(there, 
 
 
 @pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("there", [(24, 0), (12, 4)])
+def test_gmis_count_by_the_agents_that_one_shared_policy_has_in_them(there, static):
+    expected, kl = bodies_roles.update_of_one_policy(solo_group(), there)
+    for parameters, its_kl in run_ranks(bodies_roles.update_of_one_policy, 2, there, static):
+        assert np.allclose(parameters, expected, rtol=1e-4, atol=1e-6)
+        assert its_kl == pytest.approx(kl, rel=1e-3)
+
+
+@pytest.mark.parametrize("static", [False, True])
 def test_a_policy_whose_agents_are_nowhere_takes_no_step(static):
     its = bodies_roles.update_of_two_policies(solo_group(), (0, 0), static)
     for name in ("parameters", "step", "exp_avg", "exp_avg_sq"):
