@@ -125,7 +125,7 @@ def read(path: Path) -> Journal | None:
 
 
 def _newest(base: Path, wanted: Mapping[str, Any]) -> tuple[Path | None, str]:
-    """Finds the newest search that is the same, else why the newest of this config is not."""
+    """Finds the newest search that is the same, and why a newer one of this config is not it."""
     note = ""
     for path in sorted(base.glob("*"), reverse=True):
         try:
@@ -139,7 +139,7 @@ def _newest(base: Path, wanted: Mapping[str, Any]) -> tuple[Path | None, str]:
             continue
         changed = [*_changed(journal.header, wanted)]
         if not changed:
-            return path, ""
+            return path, note
         text = f"{path.resolve()} is not gone on with: {', '.join(changed)} changed since"
         note = note or text
     return None, note

@@ -179,6 +179,11 @@ def test_why_a_search_whose_header_cannot_be_read_is_not_gone_on_with_is_told(tm
     assert note.startswith(f"{first / RECORD} ")
     assert note.endswith("; that search is not gone on with")
     assert opened(its, tmp_path) == (second, "")
+    (first / RECORD).write_text("\n".join([*lines, ""]))
+    (second / RECORD).write_text(f"{header}\n")
+    older, note = opened(its, tmp_path)
+    assert older == first
+    assert note.startswith(f"{second / RECORD} ")
 
 
 @pytest.mark.parametrize(
