@@ -18,7 +18,7 @@ from .errors import GmiError
 SM_COUNT: Final = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 MPS_ENABLED: Final = 133  # CU_DEVICE_ATTRIBUTE_MPS_ENABLED
 
-# By CUresult; the remedies for CUDA_ERROR_MPS_* are those of the MPS guide's troubleshooting.
+# By CUresult; remedies for CUDA_ERROR_MPS_* are from the MPS guide's troubleshooting.
 _TEXTS: Final = {
     100: "no device is visible. Check that nvidia-smi -L lists what CUDA_VISIBLE_DEVICES names",
     805: "the MPS daemon or its server cannot be reached. Look at its log, control.log",
@@ -31,12 +31,12 @@ _TEXTS: Final = {
     810: "the MPS server has ended this client. A process started anew can use CUDA again",
 }
 _NOT_YET: Final = (805, 807)
-_LOOK_S: Final = 0.05  # between two tries to get in
+_LOOK_S: Final = 0.05  # between two attempts to start
 
 
 @dataclass(eq=False, repr=False)
 class DriverError(GmiError):
-    """The CUDA driver refused something: `code` and `name` are its CUresult (0: no driver here)."""
+    """The CUDA driver has refused a call; `code` and `name` are its CUresult (0: no driver)."""
 
     what: str
     code: int
@@ -48,7 +48,7 @@ class DriverError(GmiError):
 
 
 def driver() -> Any:
-    """Imports cuda.bindings.driver, not started; DriverError where it is not installed."""
+    """Imports cuda.bindings.driver without starting it; DriverError if it is not installed."""
     try:
         from cuda.bindings import driver as module  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
@@ -58,7 +58,7 @@ def driver() -> Any:
 
 
 def checked(what: str, result: tuple[Any, ...]) -> Any:
-    """Returns what a call of the driver gave beside its CUresult; DriverError: what was tried."""
+    """Returns the results of a driver call without its CUresult; DriverError with `what`."""
     code = int(result[0])
     if code:
         raise DriverError(what, code, getattr(result[0], "name", str(code)))
@@ -67,7 +67,7 @@ def checked(what: str, result: tuple[Any, ...]) -> Any:
 
 
 def start(timeout: timedelta = timedelta(0)) -> None:
-    """Starts the driver; while an MPS server takes no clients yet, again until `timeout`."""
+    """Starts the driver; tries again until `timeout` while an MPS server takes no clients."""
     module = driver()
     deadline_s = time.monotonic() + timeout.total_seconds()
     while True:
@@ -95,7 +95,7 @@ def attribute(number: int) -> int:
 
 
 def sm_count() -> int:
-    """Returns the SMs this process may use of its device: under MPS cut by its share."""
+    """Returns the SMs that this process may use of its device, under MPS those of its share."""
     return attribute(SM_COUNT)
 
 
@@ -105,20 +105,20 @@ def mps_enabled() -> bool:
 
 
 def device_uuid() -> str:
-    """Returns the first device's UUID, of a MIG device the MIG UUID, without NVML's prefix."""
+    """Returns the UUID of the first device, or MIG device, without NVML's prefix."""
     uuid = checked("UUID of the device", driver().cuDeviceGetUuid(device()))
     return str(uuids.UUID(bytes=bytes(uuid.bytes)))
 
 
 def total_mem_bytes() -> int:
-    """Returns the memory of the first device, as this process is told."""
+    """Returns the memory of the first device, as the driver reports it to this process."""
     return int(checked("memory of the device", driver().cuDeviceTotalMem(device())))
 
 
 def graph_mem_high_bytes(ordinal: int) -> int:
-    """Returns the most that allocations within CUDA graphs of this process have taken of a device.
+    """Returns the peak of allocations in CUDA graphs of this process on a device.
 
-    They come from memory of the driver's own, which no pool counts (cudaMallocAsync in a capture).
+    They come from the driver's own memory, which no pool counts (cudaMallocAsync in a capture).
     """
     module = driver()
     attribute_ = module.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_HIGH

@@ -17,21 +17,21 @@ from .errors import DiscoveryError
 
 @dataclass(frozen=True)
 class Machine:
-    """All that the driver says: the GPUs that this process may use, and how they are joined."""
+    """Holds what the driver reports: the GPUs that this process may use, and their links."""
 
     devices: tuple[Device, ...] = ()  # without their cores
-    near: tuple[frozenset[int], ...] = ()  # the cores on the side of each
+    near: tuple[frozenset[int], ...] = ()  # the cores near each
     links: driver.LinkTable = ()
     peers: driver.PeerTable = ()
     lost: tuple[str, ...] = ()  # GPUs that do not answer, each with its reason
     hidden: tuple[str, ...] = ()  # GPUs that CUDA_VISIBLE_DEVICES leaves out
     driver: str = ""  # its version; none where it does not answer
     cuda: tuple[int, int] | None = None  # the newest that the driver can run
-    why_not: str = ""  # NVML cannot be asked
+    why_not: str = ""  # why NVML cannot be asked
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Says why there are not more devices."""
+        """Returns the reasons why other GPUs are not among the devices."""
         return (*self.hidden, *self.lost, *([self.why_not] if self.why_not else []))
 
 
@@ -88,7 +88,7 @@ def _topology_of(
 
 
 def look(without: Collection[str] = ()) -> Machine:
-    """Asks the driver for everything. Never raises for what is missing: the Machine says it.
+    """Asks the driver for everything. It never raises for what is missing, which the Machine has.
 
     GPUs with the UUIDs of `without` count as lost.
     """
@@ -119,7 +119,7 @@ def _look(nvml: Any, without: Collection[str]) -> Machine:
     lost: list[str] = []
 
     def answers(numbers: Iterable[int], ask: Callable[[int], _Answer]) -> dict[int, _Answer]:
-        """Asks these GPUs; those that do not answer are lost."""
+        """Calls `ask` for these GPUs; notes those as lost that do not answer."""
         answers_ = {}
         for number in numbers:
             try:
@@ -138,13 +138,13 @@ def _look(nvml: Any, without: Collection[str]) -> Machine:
     read_gpus = answers(chosen, lambda number: _read(nvml, gpus[number], chosen[number]))
     links: driver.LinkTable = ()
     peers: driver.PeerTable = ()
-    while read_gpus:  # until no more GPUs are lost on the way
+    while read_gpus:  # until no GPU is lost while it is read
         try:
             links, peers = driver.read_links(nvml, [gpus[number].handle for number in read_gpus])
             break
         except nvml.NVMLError as error:
             alive = answers(read_gpus, lambda n: nvml.nvmlDeviceGetMemoryInfo(gpus[n].handle))
-            if len(alive) == len(read_gpus):  # it answers again, or all does but this
+            if len(alive) == len(read_gpus):  # it answers again, or fails at this alone
                 lost.append(f"links between GPUs: {error}")
                 break
             read_gpus = {number: read_gpus[number] for number in alive}
@@ -166,17 +166,17 @@ def _look(nvml: Any, without: Collection[str]) -> Machine:
 def _open(nvml: Any, number: int) -> _Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(number)
     mig = {str(nvml.nvmlDeviceGetUUID(part)): part for part in driver.mig_handles(nvml, handle)}
-    nvml.nvmlDeviceGetMemoryInfo(handle)  # one that is lost may answer all but this
+    nvml.nvmlDeviceGetMemoryInfo(handle)  # a lost GPU may fail at this alone
     return _Gpu(number, handle, str(nvml.nvmlDeviceGetUUID(handle)), mig)
 
 
 def _visible(variable: str | None, gpus: Sequence[_Gpu]) -> dict[int, list[str] | None]:
     """Returns the GPUs that a CUDA_VISIBLE_DEVICES lets a process see, in their order.
 
-    A GPU goes with the uuids of its MIG devices that are named, or None for all it has. CUDA reads
-    names from the left (an index, a UUID or a beginning of one that fits one GPU alone) and stops
-    at the first that is none. An index here is nvidia-smi's, in the order of PCI addresses; to
-    CUDA it is so with CUDA_DEVICE_ORDER=PCI_BUS_ID, so UUIDs are better.
+    The value of a GPU has the uuids of its MIG devices that are named, or is None for all of them.
+    CUDA reads names from the left (an index, a UUID or a unique beginning of one) and stops at the
+    first that it does not know. An index here is nvidia-smi's, in the order of PCI addresses, as
+    for CUDA with CUDA_DEVICE_ORDER=PCI_BUS_ID; so UUIDs are better.
     """
     if variable is None:
         return {gpu.number: None for gpu in gpus}
@@ -196,7 +196,7 @@ def _visible(variable: str | None, gpus: Sequence[_Gpu]) -> dict[int, list[str] 
 
 
 def _read(nvml: Any, gpu: _Gpu, uuids: Sequence[str] | None) -> tuple[Device, frozenset[int]]:
-    """Reads a GPU, of its MIG devices those with these uuids (or all), and the cores near it."""
+    """Reads a GPU with its MIG devices (all, or those of `uuids`), and the cores near it."""
     device = driver.read_device(nvml, gpu.handle)
     instances = driver.read_instances(nvml, gpu.handle, list(gpu.mig.values()), device)
     device = dataclasses.replace(

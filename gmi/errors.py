@@ -1,4 +1,4 @@
-"""The errors of GMIs are exceptions that survive the way between processes.
+"""Defines the errors of GMIs, exceptions that can be sent between processes.
 
 RuntimeError
   GmiError
@@ -18,7 +18,7 @@ from gmi_drl.errors import GmiDrlError
 from gmi_drl.placement import counted
 from gmi_drl.runtime.errors import exit_text, tail_text
 
-_CALLS: Final = 3  # of a traceback, which its text has
+_CALLS: Final = 3  # of each part of a traceback in the text
 
 
 class GmiError(GmiDrlError, RuntimeError):
@@ -26,7 +26,7 @@ class GmiError(GmiDrlError, RuntimeError):
 
 
 class SliceError(GmiError):
-    """A GMI has not the cores, threads or device that its GmiSpec says: value, rule, remedy."""
+    """A GMI does not have the cores, threads or device of its GmiSpec: value, rule, remedy."""
 
 
 class DiscoveryError(GmiError):
@@ -68,7 +68,7 @@ class GmiDied(GmiError):
     exit_code: int | None = None
     signal: int | None = None
     log_tail: str = ""  # the last 40 lines of its log
-    error: str = ""  # the traceback as the GMI saw it, or the text of an error that says all
+    error: str = ""  # the GMI's traceback, or the text of an error that needs none
     others: tuple[int, ...] = ()  # GMIs that went down after it
     stopped: tuple[int, ...] = ()  # GMIs that were stopped because of it
     deaths: tuple[str, ...] = ()  # how its process had ended before each of its restarts
@@ -92,7 +92,7 @@ class GmiDied(GmiError):
         tail, error = self.log_tail.rstrip(), self.error.rstrip()
         if error:
             lines.append(_last_calls(error))
-            # The GMI has logged it too, and it may be longer than what is kept of the log.
+            # The GMI has logged it, too, and it may be longer than the tail of the log.
             tail = "" if error.endswith(tail) else tail.removesuffix(error)
         if self.log and (tail or error):
             lines.append(f"its log: {self.log}")
@@ -100,9 +100,9 @@ class GmiDied(GmiError):
 
 
 def _last_calls(error: str) -> str:
-    """Returns a traceback with the last calls of each of its parts; all that was raised stays."""
+    """Shortens a traceback to the last calls of each part; the exceptions stay."""
     lines: list[str] = []
-    calls: list[list[str]] = []  # of the part that is being read
+    calls: list[list[str]] = []  # of the current part
     for line in [*error.splitlines(), ""]:
         if line.startswith("  File "):
             calls.append([line])

@@ -1,4 +1,4 @@
-"""Handles fatal faults of a GPU: a process that has lost CUDA ends, and so do its fellows.
+"""Handles fatal faults of a GPU: a process that has lost CUDA ends, and so do its neighbours.
 
 It ends with an exit code of its own, and a new one takes its place where the run allows it; where
 the device itself is lost, which CUDA or the driver says, the run may go on without it. Under MPS
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from gmi_drl.placement.topology import Topology
 
 
-DEVICE_FAULT: Final = 86  # exit code of a GMI whose process can use its GPU no more
-DEVICE_LOST: Final = 87  # and of one whose GPU no other process can use either
+DEVICE_FAULT: Final = 86  # exit code of a GMI whose process has lost its GPU
+DEVICE_LOST: Final = 87  # exit code of one whose GPU no process can use any more
 # What CUDA says of faults of the device: cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable.
 _OF_DEVICE: Final = ("uncorrectable ECC error", "uncorrectable NVLink error")
 
 
 def fatal_fault() -> str:
-    """Returns why CUDA, if torch has started it here, is of no more use in this process, or ""."""
+    """Returns why CUDA is unusable in this process, if torch has started it; else ""."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return ""
     try:
         torch.cuda.current_stream().query()
-    except Exception as error:  # each call gives the error of the fault from now on
+    except Exception as error:  # after a fault each call raises its error
         return str(error) or type(error).__name__
     return ""
 
@@ -46,7 +46,7 @@ def fatal_fault() -> str:
 def leave_if_faulted(error: BaseException) -> None:
     """Ends this process, with the traceback of `error` in its log, if it has lost its GPU.
 
-    At once, as a kill would: whatever waits for the GPU on the way out might wait for ever.
+    It ends at once, as if killed, since any cleanup that waits for the GPU might wait for ever.
     """
     if fault := fatal_fault():
         traceback.print_exception(error)
@@ -56,7 +56,7 @@ def leave_if_faulted(error: BaseException) -> None:
 
 
 class LostDevices:
-    """Finds by the deaths of GMIs which devices are lost: other processes fail there as well.
+    """Finds by the deaths of GMIs which devices are lost to all processes.
 
     `deaths_of` gives how the processes of a GMI have ended.
     """
@@ -70,7 +70,7 @@ class LostDevices:
         self._lost: dict[int, str] = {}
 
     def look(self) -> Mapping[int, str]:
-        """Returns the devices that are lost by now, by index, each with how that was seen."""
+        """Returns the lost devices by index, each with how that was noticed."""
         for spec in self._specs:
             if spec.gpu_id in self._lost:
                 continue
@@ -91,11 +91,11 @@ class LostDevices:
         return bool(machine.why_not) or any(device.uuid == uuid for device in machine.devices)
 
 
-_LOOK_S: Final = 0.1  # between two looks at who has died
+_LOOK_S: Final = 0.1  # between two checks for deaths
 
 
 class FaultWaves:
-    """Watches the deaths of GMIs: one by a fatal fault ends those that share its device, once.
+    """Watches the deaths of GMIs: a fatal fault ends all GMIs of its device once.
 
     `handles` may still be filled; `is_dead` says whether a GMI has died for good.
     """
@@ -106,13 +106,13 @@ class FaultWaves:
     ) -> None:  # fmt: skip
         self._specs = {spec.gmi_id: spec for spec in gmis}
         self._handles, self._is_dead, self._fence = handles, is_dead, fence
-        self._looked_at: dict[int, int] = {}  # deaths of each GMI that were looked at for faults
+        self._looked_at: dict[int, int] = {}  # deaths of each GMI that were checked for faults
         self._waves: dict[int, dict[int, int]] = {}  # by device: deaths of each GMI before it
 
     def spread(self) -> None:
-        """Ends those that share the server of a GPU with a fatal fault, to be started again.
+        """Kills the GMIs that share the MPS server of a GPU with a fatal fault, to be restarted.
 
-        New ones are let in when all have left: each dies once, of the fault itself or here.
+        The server takes new clients once all have left: each GMI dies once, of the fault or here.
         """
         for gmi_id, handle in self._handles.items():
             deaths, spec = runtime.deaths(handle), self._specs[gmi_id]
@@ -127,17 +127,17 @@ class FaultWaves:
         for gpu_id, counts in list(self._waves.items()):
             if all(self._num_deaths(gmi_id) > count for gmi_id, count in counts.items()):
                 del self._waves[gpu_id]
-                for gmi_id, count in counts.items():  # what it died of in the wave begins no other
+                for gmi_id, count in counts.items():  # deaths in this wave begin no other
                     self._looked_at[gmi_id] = max(self._looked_at.get(gmi_id, 0), count + 1)
 
     def look_s(self, left_s: float | None) -> float | None:
-        """Returns how long to wait until `spread` is called again: a restart ends no wait."""
+        """Returns how long to wait before `spread` is called again, as a restart ends no wait."""
         if not any(backend_of(spec.backend).faults_spread for spec in self._specs.values()):
             return left_s
         return _LOOK_S if left_s is None else min(left_s, _LOOK_S)
 
     def _end_neighbours(self, faulted: GmiSpec) -> dict[int, int]:
-        """Kills the others of its device that have not died of it; their deaths before it."""
+        """Kills other GMIs of the device that have not died; returns their earlier deaths."""
         neighbours = [
             spec.gmi_id
             for spec in self._specs.values()

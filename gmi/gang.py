@@ -1,4 +1,4 @@
-"""The gang is all GMIs of a run as one: started together, watched, called, stopped together."""
+"""Runs all GMIs of a run as one gang: started together, watched, called, stopped together."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 # What every GMI imports; a launcher adds what its roles need.
 PRELOAD: Final = ("numpy", "torch", "gmi_drl.gmi", "gmi_drl.placement")
-_SETTLE: Final = timedelta(milliseconds=100)  # for deaths that come together, to name the first
-# A peer can notice a death, and raise, before the dead process is collected: up to this much later
-# the death still counts as the first.
+_SETTLE: Final = timedelta(milliseconds=100)  # waited for more deaths, to name the first of them
+# A peer may notice a death, and raise, before the dead process is reaped: a death that is seen at
+# most this much later still counts as the first.
 _COLLECTED_S: Final = 0.2
 _FAILED_GRACE: Final = timedelta(milliseconds=300)  # peers of a dead GMI cannot finish anyway
-_LONGEST: Final = 200  # characters of an error that others are stopped because of
-# What is killed may finish the iteration it is in, where a kill can harm others.
+_LONGEST: Final = 200  # characters of an error in the reason why others are stopped
+# How long GMIs may finish their iteration where a kill can harm others.
 _FINISH: Final = timedelta(seconds=2.5)
 
 
 class Gang:
     """Makes the slices of `layout`, and starts an actor of class `body` for each GMI in its own.
 
-    Of a layout of several hosts: of those GMIs that are on `host`, which is this machine.
+    Of a layout of several hosts it starts the GMIs of `host`, which is this machine.
 
     `arguments(spec)` gives the constructor's arguments (default: the spec), `logs` is the folder
     for `gmi<id>.log`, `env` are variables for all; gangs that live at once have a `name` each,
@@ -66,7 +66,7 @@ class Gang:
         self._processes: list[GmiProcess] = []
         self._process_of: dict[int, GmiProcess] = {}
         self._handles: dict[int, ActorHandle] = {}  # by gmi_id; GMIs that are threads share one
-        self._told: dict[int, int] = {}  # how many of its restarts `restarts` has given
+        self._told: dict[int, int] = {}  # how many restarts of each GMI `restarts` has returned
         specs = layout.on_host(host)
         self._waves = FaultWaves(specs, self._handles, self._is_dead, self._fence)
         self._lost = LostDevices(specs if shrinks else (), layout.topology, self._deaths)
@@ -94,7 +94,7 @@ class Gang:
             raise
 
     def start(self, method: str, *args: Any, **kwargs: Any) -> None:
-        """Calls `method` on every GMI and returns at once; then `wait`."""
+        """Calls `method` on every GMI and returns at once; `wait` waits for the answers."""
         gmi_ids = [gmi_id for gmi_id in self._specs if gmi_id not in self._given_up]
         self.start_each(method, dict.fromkeys(gmi_ids, args), **kwargs)
 
@@ -119,7 +119,7 @@ class Gang:
             runtime.wait(self.to_come(), 1, self._waves.look_s(left_s))
 
     def to_come(self) -> list[ObjectRef]:
-        """Returns what `wait` waits for: answers of GMIs, and ends of their processes."""
+        """Returns references to what `wait` waits for: GMIs' answers, and ends of processes."""
         answers = [ref for ref in self._pending.values() if not ref.slot.done]
         return [*answers, *self._ends_to_come()]
 
@@ -171,16 +171,16 @@ class Gang:
         }
 
     def end(self, gmi_id: int, why: str) -> None:
-        """Kills the process of a GMI, for a reason; if it has restarts left it comes back."""
+        """Kills the process of a GMI, which is restarted if it has restarts left."""
         self._fence(self._process_of[gmi_id].gmi_ids)
         runtime.kill(self._handles[gmi_id], why, no_restart=False)
 
     def lost_devices(self) -> Mapping[int, str]:
-        """Returns the devices that `shrinks` is about, by index, each with how it was lost."""
+        """Returns the lost devices, if the gang `shrinks`, by index, each with how it was lost."""
         return self._lost.look()
 
     def give_up(self, gmi_ids: Iterable[int], why: str) -> None:
-        """Ends these GMIs for good, for a reason; nobody waits for them, and it is no failure."""
+        """Kills these GMIs for good, which counts as no failure; nobody waits for them."""
         given_up = set(gmi_ids) - self._given_up
         self._given_up |= given_up
         self._fence(given_up)
@@ -193,18 +193,18 @@ class Gang:
         return runtime.write_stacks(self._handles[gmi_id])
 
     def pids(self) -> dict[int, int]:
-        """Returns the process of each GMI that runs, by gmi_id; threads of one have the same."""
+        """Returns the pid of each GMI that runs, by gmi_id; threads of a process have the same."""
         running = [gmi_id for gmi_id in self._specs if not self._is_dead(gmi_id)]
         pids = {gmi_id: runtime.process_id(self._handles[gmi_id]) for gmi_id in running}
         return {gmi_id: pid for gmi_id, pid in pids.items() if pid is not None}
 
     @property
     def is_stopped(self) -> bool:
-        """Tells whether it was stopped or killed, or is being so: no more can be asked of it."""
+        """Tells whether the gang was stopped or killed, or is being stopped."""
         return bool(self._stopped)
 
     def request_stop(self) -> None:
-        """Asks every GMI to come to an end (`runtime.stop_requested()`); the next Ctrl-C kills."""
+        """Asks every GMI to end (`runtime.stop_requested()`); the next Ctrl-C kills."""
         self.asked_to_stop = True
         for process in self._processes:
             runtime.request_stop(process.handle)
@@ -225,12 +225,12 @@ class Gang:
     def kill(self) -> None:
         """Ends all of them with SIGKILL, at once.
 
-        Where a kill can leave a server stuck (MPS) they are asked first, unless they have been.
+        Where a kill can leave a server stuck (MPS) they are asked to end before.
         """
         was_asked = self.asked_to_stop or bool(self._stopped)
         self._stopped = self._stopped or "it was killed"
         with contextlib.ExitStack() as stack:  # also on Ctrl-C
-            stack.callback(self._release)  # not before all are gone
+            stack.callback(self._release)  # after all are gone
             stack.callback(runtime.kill, self._actors())
             stack.callback(self._fence)
             if not was_asked and any(
@@ -248,7 +248,7 @@ class Gang:
             self.stop(reason=f"it was {'interrupted' if kind is KeyboardInterrupt else 'stopped'}")
 
     def _release(self) -> None:
-        """Gives the slices back when all processes are gone, and ends the runtime if it is ours."""
+        """Releases the slices after all processes, and ends the runtime if the gang started it."""
         try:
             if self._slices is not None:
                 self._slices.release()
@@ -258,7 +258,7 @@ class Gang:
                 runtime.shutdown()
 
     def _fence(self, gmi_ids: Iterable[int] | None = None) -> None:
-        """Detaches the GMIs that live (of all, or of those) from what they share, to be killed."""
+        """Detaches living GMIs (of all, or of `gmi_ids`) from what they share, before a kill."""
         alive = []
         for gmi_id in self._handles if gmi_ids is None else gmi_ids:
             pid = runtime.process_id(self._handles[gmi_id])
@@ -272,7 +272,7 @@ class Gang:
         return process is not None and process.death.slot.done
 
     def _deaths(self, gmi_id: int) -> list[ActorDiedError]:
-        """Returns how the processes of a GMI have ended, the last one if it was not replaced."""
+        """Returns how a GMI's processes have ended, also the last one if the GMI is dead."""
         if gmi_id not in self._handles:
             return []
         last_death = [runtime.get(self._process_of[gmi_id].death)] if self._is_dead(gmi_id) else []
@@ -285,7 +285,7 @@ class Gang:
         return [process.death for process in self._processes if not process.death.slot.done]
 
     def _failures(self) -> dict[int, tuple[float, TaskError | ActorDiedError]]:
-        """Returns by gmi_id when it failed, on the host's monotonic clock, and how."""
+        """Returns the failed GMIs by gmi_id, each with its monotonic time and its error."""
         failures: dict[int, tuple[float, TaskError | ActorDiedError]] = {}
         for gmi_id, process in self._process_of.items():
             if process.death.slot.done:
@@ -301,13 +301,13 @@ class Gang:
                     failures[gmi_id] = (error.raised_s, error)
                 elif isinstance(error, ActorDiedError) and gmi_id not in failures:
                     failures[gmi_id] = (error.died_s - _COLLECTED_S, error)
-        lost = self.lost_devices()  # after the deaths above were seen: it knows of each of them
+        lost = self.lost_devices()  # asked after the deaths above, so that it knows of each
         expected = {spec.gmi_id for spec in self._specs.values() if spec.gpu_id in lost}
         expected |= self._given_up
         return {gmi_id: failure for gmi_id, failure in failures.items() if gmi_id not in expected}
 
     def _fail(self) -> None:
-        """Names who was first, stops the others, and raises."""
+        """Finds the GMI that failed first, stops the others, and raises."""
         if alive := self._ends_to_come():
             runtime.wait(alive, len(alive), _SETTLE)
         failures = self._failures()
@@ -324,7 +324,7 @@ class Gang:
         self._stopped = f"stopped because of gmi {first}"
         if isinstance(task_error, TaskError):
             self._stopped += f": it raised {_first_line(task_error)}"
-        if isinstance(error.cause, TimeoutError):  # who is waited for may hang: where?
+        if isinstance(error.cause, TimeoutError):  # a healthy GMI may hang: its stacks tell where
             for gmi_id in healthy:
                 runtime.write_stacks(self._handles[gmi_id], timedelta(0))
         with contextlib.suppress(Exception):
@@ -348,14 +348,14 @@ class Gang:
 
 
 def origin_of(error: BaseException | None) -> BaseException | None:
-    """Returns what was raised where calls inside calls have passed it on; None: it was not sent."""
+    """Returns the exception at the origin of nested TaskErrors; None if it was not sent."""
     while isinstance(error, TaskError):
         error = error.cause
     return error
 
 
 def _first_line(error: TaskError) -> str:
-    """Returns the class and text of what was raised, on one line: ValueError: on purpose."""
+    """Returns the class and text of an exception on one line: ValueError: on purpose."""
     origin = origin_of(error)
     if origin is None:  # it could not be sent
         return (error.remote_traceback.strip().splitlines() or ["an error"])[-1][:_LONGEST]

@@ -34,21 +34,21 @@ _PCI: Final = Path("/sys/bus/pci/devices")
 _DRIVER: Final = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
 _LOST: Final = "Look for Xid lines in dmesg; reset the GPU (nvidia-smi -r) or restart the machine."
 _SHM: Final = Path("/dev/shm")
-# NCCL's own buffers between GPUs that do not read each other's memory: what its troubleshooting
-# guide gives to containers (--shm-size=1g).
+# For NCCL's buffers between GPUs without peer access, as NCCL's troubleshooting guide has it for
+# containers (--shm-size=1g).
 _NCCL_SHM_BYTES: Final = 1 << 30
-# Measured with 2 GMIs: 17 descriptors in the launcher, 24 in a GMI; more for each fellow.
+# Measured with 2 GMIs: 17 descriptors in the launcher, 24 in a GMI; more with each GMI.
 _LEAST_FILES: Final = 256
 
 
 @dataclass(frozen=True)
 class HealthFinding:
-    """One thing that was looked at. Broken: it is here, and does not work as it should."""
+    """The finding on one thing. Broken: it is here, and does not work as it should."""
 
     name: str
     state: HealthState
     value: str
-    why: str = ""  # of a state that is not ok; of one that is: what to know about it
+    why: str = ""  # the reason of a bad state, or a remark on a good one
     remedy: str = ""
 
 
@@ -64,7 +64,7 @@ def gpu_findings(machine: Machine, topology: Topology) -> Iterator[HealthFinding
 def backend_findings(
     topology: Topology, attempt: Callable[[str, Topology], str]
 ) -> Iterator[HealthFinding]:
-    """Checks each backend. `attempt` tries one on this topology, and raises GmiError."""
+    """Checks each backend by `attempt`, which tries it on this topology or raises GmiError."""
     unusable = dict(topology.unusable)
     on_gpu = any(device.kind == "gpu" for device in topology.devices)
     for backend in CORE_BACKENDS:
@@ -87,7 +87,7 @@ def backend_findings(
 
 
 def left_behind() -> HealthFinding:
-    """Undoes what launchers that were killed have left of daemons and MIG instances."""
+    """Removes daemons and MIG instances that killed launchers have left behind."""
     swept = [lease_ for lease_ in lease.sweep() if lease_.undone or lease_.error]
     failed = [f"{lease_.lease.directory}: {lease_.error}" for lease_ in swept if lease_.error]
     if failed:
@@ -178,7 +178,7 @@ def _processes(machine: Machine) -> HealthFinding:
 
 
 def _called(process: GpuProcess) -> str:
-    """Names a process and its user, where it can be seen from here."""
+    """Names a process, and its user if this process can see it."""
     memory = "" if process.mem_bytes is None else f", {process.mem_bytes / 2**30:.1f} GiB"
     owner = ""
     with contextlib.suppress(psutil.Error):
@@ -188,7 +188,7 @@ def _called(process: GpuProcess) -> str:
 
 
 def _on_the_bus() -> int:
-    """Counts NVIDIA's display controllers on the PCI bus, given to us or not."""
+    """Counts NVIDIA's display controllers on the PCI bus, usable here or not."""
     count = 0
     for device in _PCI.glob("*"):
         with contextlib.suppress(OSError):
@@ -216,7 +216,7 @@ class HostResources:
 
 
 def this_host() -> HostResources:
-    """Asks the system; control groups of version 2 are understood."""
+    """Reads the resources of this host, with limits of control groups of version 2."""
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     quota = _limit("cpu.max")
     return HostResources(

@@ -1,4 +1,4 @@
-"""A lease writes down what a launcher holds of the machine beside processes, before each step.
+"""Keeps a lease, a record of what a launcher makes on the machine beside processes.
 
 A daemon or a MIG instance outlives the launcher that made it. A Lease notes each step before it is
 taken, and strikes it out when it is undone. Its directory is made and locked as a run's is: one
@@ -28,12 +28,12 @@ _UNKNOWN: Final = (KeyError, TypeError, ValueError)  # from notes of another ver
 
 @dataclass(frozen=True)
 class LeaseNotes:
-    """The notes of a lease that are not undone."""
+    """Holds the notes of a lease that are not undone."""
 
     kind: str
     directory: Path
     notes: tuple[dict[str, Any], ...]  # oldest first
-    same_boot: bool  # False: the machine was started anew since; processes are gone
+    same_boot: bool  # False: the machine has rebooted since, and processes are gone
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class SweptLease:
 
 
 class Lease:
-    """The notes of one backend that this process holds. Used by one thread at a time.
+    """Keeps the notes of one backend of this process. Used by one thread at a time.
 
     Its directory (0700, short) may hold the backend's files.
     """
@@ -65,21 +65,21 @@ class Lease:
         self._write({"kind": kind, "boot": _boot()})
 
     def note(self, what: Mapping[str, Any]) -> int:
-        """Writes down, on the disk when it returns, what is about to be done; its number."""
+        """Writes a note of a coming step to the disk; returns the note's number."""
         self._count += 1
         self._open[self._count] = dict(what)
         self._write({"note": self._count, "what": dict(what)})
         return self._count
 
     def undone(self, number: int) -> None:
-        """Strikes a note out: what it says is not so any more."""
+        """Strikes out a note whose step was undone."""
         del self._open[number]
         self._write({"undone": number})
 
     def others(self) -> list[LeaseNotes]:
         """Returns the other leases of this kind, of launchers of this user that are alive.
 
-        To see each other, two launchers note what they want and then look here.
+        Launchers note first what they want and look here then, so that they see each other.
         """
         leases = []
         for path in run_directory.named(_PREFIX, _BASE):
@@ -87,11 +87,11 @@ class Lease:
                 if path == self.directory:
                     continue
                 lock = run_directory.take_over(path)
-                if lock is not None:  # nobody's: `sweep` undoes it
+                if lock is not None:  # it has no owner: `sweep` undoes it
                     os.close(lock)
                     continue
                 notes = read_notes(path)
-            except (OSError, *_UNKNOWN):  # it has just gone, or is another user's, or version's
+            except (OSError, *_UNKNOWN):  # it is gone, of another user, or of another version
                 continue
             if notes.kind == self.kind:
                 leases.append(notes)
@@ -99,11 +99,11 @@ class Lease:
 
     @property
     def closed(self) -> bool:
-        """Tells whether it was given up."""
+        """Tells whether it was closed."""
         return self._lock is None
 
     def close(self) -> None:
-        """Gives the lease up; what is left to undo stays for the next `sweep`."""
+        """Closes the lease; what is left to undo stays for the next `sweep`."""
         if self._lock is None:
             return
         if not self._open:
@@ -118,7 +118,7 @@ class Lease:
 
 
 def sweep() -> list[SweptLease]:
-    """Undoes what launchers of this user left behind that are gone; one entry for each."""
+    """Undoes what this user's killed launchers have left; returns one entry for each."""
     swept = []
     for path in run_directory.named(_PREFIX, _BASE):
         try:
@@ -137,7 +137,7 @@ def sweep() -> list[SweptLease]:
 
 
 def _undo(directory: Path) -> SweptLease:
-    """Undoes a lease that is nobody's any more."""
+    """Undoes a lease whose owner is gone."""
     lease = LeaseNotes("", directory, (), same_boot=False)
     try:
         lease = read_notes(directory)
@@ -154,17 +154,17 @@ def _undo(directory: Path) -> SweptLease:
 
 
 def read_notes(directory: Path) -> LeaseNotes:
-    """Reads what the lease in a directory says."""
+    """Reads the notes of the lease in a directory."""
     kind, boot = "", ""
     notes: dict[int, dict[str, Any]] = {}
     try:
         text = (directory / _NOTES).read_text()
-    except FileNotFoundError:  # left before anything was noted
+    except FileNotFoundError:  # its owner died before its first note
         text = ""
     for line in text.splitlines():
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError:  # the last one, cut off; its step was not taken
+        except json.JSONDecodeError:  # the last line was cut off, so its step was not taken
             continue
         if "note" in entry:
             notes[entry["note"]] = entry["what"]
@@ -176,7 +176,7 @@ def read_notes(directory: Path) -> LeaseNotes:
 
 
 def _boot() -> str:
-    """Names the time since the machine was started."""
+    """Returns an id of the current boot of the machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -23,8 +23,8 @@ _CORES_PER_SM_64: Final = {(7, 0), (7, 2), (7, 5), (8, 0)}
 _CORES_PER_SM: Final = 128  # 8.6, 8.7, 8.9 and everything from 9.0 on
 _PCI: Final = Path("/sys/bus/pci/devices")
 _NODES: Final = Path("/sys/devices/system/node")
-_MOST_NODES: Final = 64  # that are asked about
-# Exclusive: of a process, or of a thread (1), which was removed long ago.
+_MOST_NODES: Final = 64  # of which NVML is asked
+# Exclusive to a process, or to a thread (1), which was removed long ago.
 _MODES: Final[dict[int, Literal["default", "exclusive", "prohibited"]]] = {
     0: "default", 1: "exclusive", 2: "prohibited", 3: "exclusive",
 }  # fmt: skip
@@ -42,7 +42,7 @@ PeerTable = tuple[tuple[bool, ...], ...]
 
 @contextlib.contextmanager
 def nvml_session() -> Iterator[Any]:
-    """Opens nvidia-ml-py until the end of the block; DiscoveryError says why not."""
+    """Opens nvidia-ml-py until the end of the block; DiscoveryError if that fails."""
     try:
         import pynvml  # type: ignore[import-untyped]
     except ImportError:
@@ -59,14 +59,14 @@ def nvml_session() -> Iterator[Any]:
 
 
 def query(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns NVML's answer; None where it has none. Raises NVMLError when the GPU is lost."""
+    """Returns NVML's answer; None if it has none. Raises NVMLError when the GPU is lost."""
     lost_errors = (
         nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired, nvml.NVMLError_GpuNotFound,
         nvml.NVMLError_Uninitialized, nvml.NVMLError_DriverNotLoaded,
     )  # fmt: skip
     try:
         return question(*arguments)
-    except lost_errors:  # the GPU, or all of the driver, is gone
+    except lost_errors:  # the GPU, or the whole driver, is gone
         raise
     except nvml.NVMLError:
         return None
@@ -88,7 +88,7 @@ def read_device(nvml: Any, handle: Any) -> Device:
 
 
 def read_cores(nvml: Any, handle: Any, numa_node: int | None) -> frozenset[int]:
-    """Returns the cores on the GPU's side of the machine, or of its node; empty if not known."""
+    """Returns the cores near the GPU, or of its NUMA node; empty if they are not known."""
     words = (os.cpu_count() or 1) // 64 + 1
     cores = frozenset(_bits(query(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, words)))
     if cores or numa_node is None:
@@ -110,9 +110,9 @@ def numa_nodes() -> dict[int, frozenset[int]]:
 
 
 def read_processes(nvml: Any, handles: list[Any]) -> tuple[GpuProcess, ...]:
-    """Lists who holds a GPU, by pid. `handles`: the GPU's, and those of its MIG devices.
+    """Lists the processes on a GPU, by pid. `handles`: the GPU's, and those of its MIG devices.
 
-    Under MPS a client is in two of the driver's lists. A container may show the host's pids.
+    Under MPS a client is in two of the driver's lists. In a container the pids may be the host's.
     """
     kinds: tuple[tuple[Literal["graphics", "compute", "mps"], Any], ...] = (
         ("graphics", nvml.nvmlDeviceGetGraphicsRunningProcesses_v3),
@@ -130,7 +130,7 @@ def read_processes(nvml: Any, handles: list[Any]) -> tuple[GpuProcess, ...]:
 
 
 def _sm_count(nvml: Any, handle: Any, capability: tuple[int, int] | None) -> int | None:
-    """Counts SMs, where NVML counts cores; None when it does not say."""
+    """Returns the SMs, from NVML's count of cores; None if it has none."""
     cores = query(nvml, nvml.nvmlDeviceGetNumGpuCores, handle)
     if cores is None or capability is None:
         return None
@@ -138,9 +138,9 @@ def _sm_count(nvml: Any, handle: Any, capability: tuple[int, int] | None) -> int
 
 
 def _numa_node(nvml: Any, handle: Any) -> int | None:
-    """Returns the node of the host's memory near the GPU; None where there is no choice.
+    """Returns the NUMA node near the GPU; None if it is not known.
 
-    Not nvmlDeviceGetNumaNodeId: that is the node which the GPU's own memory is on Grace.
+    This is not nvmlDeviceGetNumaNodeId, which is the node of the GPU's own memory on Grace.
     """
     scope, words = nvml.NVML_AFFINITY_SCOPE_NODE, _MOST_NODES // 64
     nodes = _bits(query(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, words, scope))
@@ -149,7 +149,7 @@ def _numa_node(nvml: Any, handle: Any) -> int | None:
     pci = query(nvml, nvml.nvmlDeviceGetPciInfo_v3, handle)
     if pci is None:
         return None
-    domain, _, rest = bus_id(pci).lower().partition(":")  # Linux has four digits of the domain
+    domain, _, rest = bus_id(pci).lower().partition(":")  # Linux writes four digits of the domain
     try:
         node = int((_PCI / f"{int(domain, 16):04x}:{rest}" / "numa_node").read_text())
     except (OSError, ValueError):
@@ -164,7 +164,7 @@ def bus_id(pci: Any) -> str:
 
 
 def _bits(words: Any) -> set[int]:
-    """Returns the places of the bits that are set in 64-bit words."""
+    """Returns the indices of the bits that are set in 64-bit words."""
     return {
         64 * index + bit
         for index, word in enumerate(words or ())
@@ -189,17 +189,17 @@ def read_instances(
 ) -> tuple[MigInstance, ...]:
     """Returns the MIG instances of `gpu` behind these handles, by their start.
 
-    Where a GPU instance lies is told to root alone; for others each gets a place where it could
-    lie, disjoint from the rest.
+    Only root is told the places of GPU instances; for other users each gets a possible place,
+    disjoint from the others.
     """
-    instances: list[tuple[int, MigInstance]] = []  # with the GPU instance of each
+    instances: list[tuple[int, MigInstance]] = []  # with the id of its GPU instance
     for device in handles:
         number = query(nvml, nvml.nvmlDeviceGetGpuInstanceId, device)
         attributes = query(nvml, nvml.nvmlDeviceGetAttributes_v2, device)
         memory = query(nvml, nvml.nvmlDeviceGetMemoryInfo, device)
         profile = _PROFILE.search(str(nvml.nvmlDeviceGetName(device)))
         if number is None or attributes is None or profile is None:
-            continue  # it was destroyed while we looked
+            continue  # it was destroyed meanwhile
         start, size = _place(nvml, handle, number) or (_UNKNOWN, 0)
         instance = MigInstance(
             uuid=str(nvml.nvmlDeviceGetUUID(device)), profile=profile[1].lower(), start=start,
@@ -215,14 +215,14 @@ def read_instances(
 
 
 def _place(nvml: Any, handle: Any, number: int) -> tuple[int, int] | None:
-    """Returns (start, size) of a GPU instance; None for users who may not know."""
+    """Returns (start, size) of a GPU instance; None if the user may not know it."""
     instance = query(nvml, nvml.nvmlDeviceGetGpuInstanceById, handle, number)
     info = None if instance is None else query(nvml, nvml.nvmlGpuInstanceGetInfo, instance)
     return None if info is None else (int(info.placement.start), int(info.placement.size))
 
 
 def _placed(instances: list[tuple[int, MigInstance]], gpu: Device) -> list[MigInstance]:
-    """Gives them places that could be theirs; in a row if a profile is not known."""
+    """Gives instances possible places; places in a row if a profile is not known."""
     names = {number: instance.profile.rpartition("c.")[2] for number, instance in instances}
     profiles = {profile.name: profile for profile in profiles_of(gpu)}
     places = {number: (index, 1) for index, number in enumerate(names)}
@@ -258,7 +258,7 @@ def read_links(nvml: Any, handles: Sequence[Any]) -> tuple[LinkTable, PeerTable]
             count = direct + min(ports[i][0], ports[j][0])
             if count:
                 row.append(f"NVLink x{count}")
-            else:  # over PCIe: by what is the nearest thing that both hang on
+            else:  # over PCIe: named by the nearest common ancestor
                 level = query(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, handle, other)
                 row.append(_ROUTES.get(level, "unknown"))
             status = query(nvml, nvml.nvmlDeviceGetP2PStatus, handle, other, _P2P_READ)
@@ -273,7 +273,7 @@ def _ports(nvml: Any, handle: Any) -> tuple[int, dict[str, int]]:
     to_switch, to_gpu = 0, dict[str, int]()
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         state = query(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
-        if state is None:  # it has no more, or none at all
+        if state is None:  # there is no such link
             break
         if not state:
             continue

@@ -28,7 +28,7 @@ class LayoutSlices:
 
     `gmis`: those of its GMIs that are on this machine; None: all.
 
-    Undoes before what killed launchers of this user left, and warns of what could not be.
+    Before, it undoes what killed launchers of this user left, and warns of what it cannot undo.
     """
 
     def __init__(self, layout: Layout, gmis: Sequence[GmiSpec] | None = None) -> None:
@@ -57,7 +57,7 @@ class LayoutSlices:
                 slices.fence_all(alive)
 
     def release(self) -> None:
-        """Gives back everything, also what comes after one that fails; raises the first failure."""
+        """Releases all slices, also after one has failed; raises the first failure."""
         with contextlib.ExitStack() as stack:
             while self._by_backend:
                 stack.callback(self._by_backend.popitem()[1].release)
@@ -70,12 +70,12 @@ class LayoutSlices:
 
 
 class GmiProcess:
-    """The actor that is one GMI, or several as threads. `death` is ready when it is over."""
+    """The actor of one GMI, or of several as threads. `death` is ready when it has ended."""
 
     def __init__(self, specs: Sequence[GmiSpec], handle: ActorHandle) -> None:
         self.gmi_ids = tuple(spec.gmi_id for spec in specs)
         self.handle = handle
-        self.death = runtime.death(handle)  # the last one: nothing comes after it
+        self.death = runtime.death(handle)  # its final death, after all restarts
 
     def call(
         self, gmi_id: int, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
@@ -88,7 +88,7 @@ class GmiProcess:
         return ref
 
     def records(self) -> list[tuple[int, Any]]:
-        """Returns the (gmi_id, record) emitted since the last call; of no GMI: of the first."""
+        """Returns the (gmi_id, record) since the last call; without a label, of the first GMI."""
         return [
             (one.label, one.record) if isinstance(one, runtime.Labelled) else (self.gmi_ids[0], one)
             for one in runtime.records(self.handle)
@@ -130,7 +130,7 @@ def start_process(
         return GmiProcess(specs, actor.options(**options).remote(*arguments(first)))
     for spec in specs[1:]:
         if logs is not None:
-            with contextlib.suppress(FileExistsError):  # of this run, before it was resumed
+            with contextlib.suppress(FileExistsError):  # made before the run was resumed
                 (logs / f"{name}{spec.gmi_id}.log").symlink_to(f"{name}{first.gmi_id}.log")
     actor = runtime.remote(ThreadHost)
     members = [(spec, tuple(arguments(spec))) for spec in specs]
@@ -143,7 +143,7 @@ def _cores(specs: Sequence[GmiSpec]) -> tuple[int, ...]:
 
 
 def _environment(specs: Sequence[GmiSpec], slices: LayoutSlices) -> dict[str, str]:
-    """Merges theirs; where they differ (counts of threads) the first one's counts."""
+    """Merges the variables of slices; the first one's win where they differ (thread counts)."""
     variables: dict[str, str] = {}
     for spec in reversed(specs):
         variables |= slices.environment(spec)

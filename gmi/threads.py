@@ -1,4 +1,4 @@
-"""Runs GMIs as threads of one process: each in a thread of its own, on its slice.
+"""Runs GMIs as threads of one process, each on its own slice.
 
 They crash together, take turns at Python (one GIL), and have torch's state in common: the default
 random generator, the allocator of GPU memory, `torch.use_deterministic_algorithms`.
@@ -27,7 +27,7 @@ _OURS: Final = (__file__, concurrent.futures.thread.__file__)
 
 
 class ThreadHost:
-    """The actor of several GMIs of one device. `members`: each spec, and what its body is given."""
+    """The actor of several GMIs of one device. `members`: specs, and the arguments of bodies."""
 
     def __init__(
         self, body: type, members: Sequence[tuple[GmiSpec, tuple[Any, ...]]], device: Device
@@ -36,7 +36,7 @@ class ThreadHost:
             spec.gmi_id: ThreadPoolExecutor(1, f"gmi{spec.gmi_id}") for spec, _ in members
         }
         entered: dict[int, Future[Any]] = {}
-        for spec, _ in members:  # one after the other: shares are dealt out in this order
+        for spec, _ in members:  # one after the other, as shares are given out in this order
             entered[spec.gmi_id] = self._submit(spec.gmi_id, take_slice, spec, device)
             wait([entered[spec.gmi_id]])
         self._bodies = {
@@ -48,8 +48,8 @@ class ThreadHost:
     def call(self, gmi_id: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Calls a method of one GMI's body in its thread, and waits for the answer.
 
-        What kept that GMI from its slice, or its body from being built, is raised here: the error
-        then is of this GMI, and of none of its fellows.
+        Errors of entering the GMI's slice, or of building its body, are raised here, so that they
+        count as this GMI's and not as its neighbours'.
         """
         body = _outcome(self._bodies[gmi_id])
         return _outcome(self._submit(gmi_id, getattr(body, method), *args, **kwargs))
@@ -57,7 +57,7 @@ class ThreadHost:
     def _submit(
         self, gmi_id: int, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
-        """Runs it in the thread of a GMI, in the context of this call, as code of that GMI."""
+        """Runs a function in the thread of a GMI, in a copy of this context, labelled so."""
         context = contextvars.copy_context()
         context.run(runtime.label_records, gmi_id)
         executor = self._threads[gmi_id]
@@ -65,7 +65,7 @@ class ThreadHost:
 
 
 def _build(entered: Future[Any], body: type, args: tuple[Any, ...]) -> Any:
-    """Builds a body, if its thread has entered its slice."""
+    """Builds a body; raises the error of entering its slice if there was one."""
     if error := entered.exception():
         raise error
     return body(*args)

@@ -39,18 +39,18 @@ _GVISOR: Final = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
 
 @dataclass(frozen=True)
 class System:
-    """The software of a machine, as far as backends depend on it."""
+    """Describes the software of a machine, as far as backends depend on it."""
 
     cuda: tuple[int, int] | None = None  # the newest that the driver can run; None: not known
     missing_programs: tuple[str, ...] = ()  # that backends need
     bindings: bool = True  # package cuda-bindings
-    sandbox: str = ""  # what kind, where MPS is not known to work in it
+    sandbox: str = ""  # its kind, where MPS is not known to work
 
 
 class Slices:
-    """The slices of some GMIs of a run, in the launcher: made and ready to be entered.
+    """Holds the slices of some GMIs of a run in the launcher, made and ready to be entered.
 
-    These are of a backend with nothing to make: all is in the environment.
+    This base is for backends that make nothing, and only set the environment.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -63,11 +63,11 @@ class Slices:
     def fence_all(self, living: Sequence[tuple[GmiSpec, int]]) -> None:
         """Detaches GMIs, each with its pid, from what they share before they are killed.
 
-        What it cannot do in three seconds, for all of them, it leaves; it never raises.
+        It takes at most three seconds for all of them, and never raises.
         """
 
     def release(self) -> None:
-        """Gives back what was made, when no GMI is left. Calling it again is fine."""
+        """Releases what was made, once no GMI is left. Calling it again is fine."""
 
 
 class Backend(ABC):
@@ -82,7 +82,7 @@ class Backend(ABC):
     summary: ClassVar[str] = ""  # for `gmi-drl doctor`, where there is nothing to try
 
     def prepare(self, gmis: Sequence[GmiSpec], topology: Topology) -> Slices:
-        """Makes the slices, in the launcher. What it raises it has undone."""
+        """Makes the slices, in the launcher. Before it raises it undoes what it has made."""
         return Slices(self)
 
     @abstractmethod
@@ -95,18 +95,18 @@ class Backend(ABC):
 
     @abstractmethod
     def verify(self, spec: GmiSpec, device: Device) -> None:
-        """Raises SliceError there unless it has the slice the spec says."""
+        """Raises SliceError, in the GMI's process, unless it has the slice of the spec."""
 
     def sm_count(self) -> int:
-        """Returns the SMs that CUDA says the GMI has, after `enter`; 0 where it is no GPU's."""
+        """Returns the SMs that CUDA reports to the GMI, after `enter`; 0 without a GPU."""
         return 0
 
     def undo(self, lease: LeaseNotes) -> bool:
-        """Undoes what a killed launcher has noted, taken or not; returns if there was any of it."""
+        """Undoes the steps that a killed launcher has noted; returns whether any had been taken."""
         return False
 
     def why_not_on(self, device: Device, allow_create: bool = False) -> str:
-        """Says why it cannot be used on this GPU, or nothing. `allow_create`: of MIG instances."""
+        """Says why it cannot be used on this GPU, or nothing. `allow_create`: MIG instances."""
         return ""
 
     def why_not_here(self, system: System) -> str:
@@ -140,7 +140,7 @@ def take_slice(spec: GmiSpec, device: Device) -> None:
 
 
 def this_system(cuda: tuple[int, int] | None) -> System:
-    """Looks at the machine this process is on; the driver's `cuda` is NVML's to say."""
+    """Describes the software of this machine; `cuda` is the version that NVML reports."""
     missing = [name for backend in GPU_BACKENDS for name in backend_of(backend).missing_programs()]
     sandbox = "gVisor" if os.uname().version == _GVISOR else ""
     return System(cuda, tuple(missing), has_bindings(), sandbox)
@@ -157,7 +157,7 @@ def has_bindings() -> bool:
 def unusable(
     devices: Sequence[Device], system: System, allow_create: bool = False
 ) -> tuple[tuple[str, str], ...]:
-    """Returns (backend, why) of each that no GPU here can be used with."""
+    """Returns (backend, reason) for each backend that works on none of these GPUs."""
     reasons = {name: _why_not(name, devices, system, allow_create) for name in GPU_BACKENDS}
     return tuple((name, why) for name, why in reasons.items() if why)
 

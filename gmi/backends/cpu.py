@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from gmi_drl.placement.topology import Device
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_MMAPPED_BYTES: Final = 2**25  # from this size on; the greatest that glibc takes
+_MMAPPED_BYTES: Final = 2**25  # larger arrays are mapped; the greatest value that glibc takes
 _KEPT_BYTES: Final = 2**26
 
 
 class CpuBackend(Backend):
-    """GMIs on cores alone."""
+    """Gives GMIs shares of cores, without GPUs."""
 
     summary = "GMIs as shares of CPU cores"
 
     def environment(self, spec: GmiSpec) -> dict[str, str]:
-        """Sets the threads, and hides GPUs: else torch's optimizers start CUDA if there is one."""
+        """Sets thread counts, and hides GPUs, as torch's optimizers would start CUDA on them."""
         return thread_environment(spec) | {"CUDA_VISIBLE_DEVICES": ""}
 
     def enter(self, spec: GmiSpec, device: Device) -> None:
@@ -63,10 +63,10 @@ def take_cores(spec: GmiSpec) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Has the C library keep what is freed, up to some size, and give it out again.
+    """Has the C library keep freed memory, up to some size, and reuse it.
 
-    glibc gives arrays of a few hundred kB back to the system, which then makes each page of the
-    next one anew: a tenth of an update of 256 rows by layers of 256 units.
+    By default glibc returns arrays of a few hundred kB to the system, and each page of the next
+    one faults again: a tenth of the time of an update of 256 rows by layers of 256 units.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
     if mallopt is not None:

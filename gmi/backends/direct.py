@@ -9,6 +9,6 @@ from .gpu import GpuBackend
 
 
 class DirectBackend(GpuBackend):
-    """GMIs that take turns on a GPU."""
+    """Gives GMIs a GPU on which they take turns."""
 
     torch_limits_memory = True

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec
     from gmi_drl.placement.topology import Device
 
-# A directory that is there, and where nobody can put the socket of a daemon. Unset, a process would
-# join the daemon of the machine, if there is one (/tmp/nvidia-mps).
+# A directory that exists, and where nobody can put the socket of a daemon. Without the variable a
+# process would join the daemon of the machine, if there is one (/tmp/nvidia-mps).
 _NO_DAEMON: Final = "/proc/sys"
 _MPS: Final = "CUDA_MPS_"
 _ALLOCATOR: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # by older, newer torch
@@ -25,13 +25,13 @@ _EXPANDABLE: Final = "expandable_segments"
 
 
 class GpuBackend(Backend):
-    """GMIs of which each sees one GPU, by UUID, outside any MPS daemon of the machine."""
+    """Gives each GMI one GPU, by UUID, outside any MPS daemon of the machine."""
 
     def environment(self, spec: GmiSpec) -> dict[str, str]:
         return gpu_environment(spec, uuid_of(spec))
 
     def enter(self, spec: GmiSpec, device: Device) -> None:
-        """Takes the cores, and takes out what `gpu_environment` emptied, before CUDA starts."""
+        """Takes the cores, and unsets the variables that are empty, before CUDA starts."""
         take_cores(spec)
         for name in [
             key for key, value in os.environ.items() if key.startswith(_MPS) and not value
@@ -56,10 +56,10 @@ class GpuBackend(Backend):
 
 
 def gpu_environment(spec: GmiSpec, uuid: str) -> dict[str, str]:
-    """Returns threads, and the one GPU or MIG device by UUID, as indices depend on an order.
+    """Returns variables for threads and for one GPU or MIG device, by UUID, which needs no order.
 
-    The process stays outside MPS: this process's other MPS variables are empty there, for `enter`
-    to take out. Torch's expandable segments, which CUDA IPC cannot share, are off.
+    The process stays outside MPS: other MPS variables of this process are set empty, and `enter`
+    unsets them. Torch's expandable segments, which CUDA IPC cannot share, are off.
     """
     return {
         **thread_environment(spec),
@@ -71,7 +71,7 @@ def gpu_environment(spec: GmiSpec, uuid: str) -> dict[str, str]:
 
 
 def _allocator() -> dict[str, str]:
-    """Returns the user's variables that ask for expandable segments, without that."""
+    """Returns the user's allocator variables without their wish for expandable segments."""
     variables = {}
     for name in _ALLOCATOR:
         value = os.environ.get(name, "")

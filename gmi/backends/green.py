@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from gmi_drl.placement.topology import Device, Topology
 
 _lock = threading.Lock()
-_partition: Partition | None = None  # of the one GPU this process sees
-_thread_state = threading.local()  # `green`: the context that this thread works in
+_partition: Partition | None = None  # the split of the one GPU that this process sees
+_thread_state = threading.local()  # `green`: the GreenContext of this thread
 
 
-# CUDA 12.4 brought green contexts, 12.5 their streams (cuGreenCtxStreamCreate); what the extra
-# installs (cuda-bindings, cupy) is of 13, and so is what was tested.
+# CUDA 12.4 has green contexts, 12.5 their streams (cuGreenCtxStreamCreate). The extra installs
+# packages for CUDA 13 (cuda-bindings, cupy), with which this was tested.
 _CUDA: Final = (13, 0)
-_WANTED: Final = "GMI_DRL_GREEN_GROUPS"  # what all GMIs of the GPU want together
+_WANTED: Final = "GMI_DRL_GREEN_GROUPS"  # the groups that all GMIs of the GPU need together
 
 
 class GreenBackend(GpuBackend):
-    """GMIs that are threads on groups of SMs."""
+    """Runs GMIs as threads of one process, each on its own groups of SMs."""
 
     gmis_are_threads = True
     torch_limits_memory = True
@@ -56,7 +56,7 @@ class GreenBackend(GpuBackend):
     def enter(self, spec: GmiSpec, device: Device) -> None:
         """Takes the cores and the next free groups of SMs, and makes their stream this thread's.
 
-        Torch works there from now on: also in backward passes, which are in their forward's stream.
+        Torch works there from now on, also in backward passes, which run in the forward's stream.
         """
         super().enter(spec, device)
         verify_device(spec, uuid_of(spec))
@@ -98,7 +98,7 @@ class GreenBackend(GpuBackend):
 
 
 class GreenSlices(Slices):
-    """Tells the process of a GPU's GMIs how many groups they want, by the GPU's index."""
+    """Tells the process of a GPU's GMIs how many groups these need together."""
 
     def __init__(self, backend: GreenBackend, wanted: Mapping[int, int]) -> None:
         super().__init__(backend)
@@ -109,7 +109,7 @@ class GreenSlices(Slices):
 
 
 def _checked(gmis: Sequence[GmiSpec], device: Device) -> int:
-    """Returns how many groups they want together; SliceError if that is more than there are."""
+    """Returns the groups that GMIs need together; SliceError if the GPU has fewer."""
     groups, total = num_groups(device), 0
     name = f"GPU {device.index} ({device.name})"
     for spec in gmis:
@@ -137,11 +137,10 @@ def _groups(spec: GmiSpec, device: Device) -> int:
 
 
 def _take(spec: GmiSpec, device: Device) -> GreenContext:
-    """Takes the groups of one GMI, of the one split that this process makes of its GPU.
+    """Takes the groups of one GMI from the split that this process makes of its GPU.
 
-    How many groups there are depends on which SMs of this very chip are in use, so the driver may
-    make fewer than SMs / `group_sms`: if they are too few for all GMIs, each has its percentage of
-    them.
+    As chips differ in which SMs are in use, the driver may make fewer groups than SMs /
+    `group_sms`. If there are too few for all GMIs, each gets its percentage of them.
     """
     global _partition
     if _partition is None:
@@ -171,7 +170,7 @@ def _take(spec: GmiSpec, device: Device) -> GreenContext:
 
 
 def _use(spec: GmiSpec, stream: int) -> None:
-    """Makes it the stream torch works on in this thread."""
+    """Makes a stream the current one of torch in this thread."""
     import torch
 
     if not torch.cuda.is_available():
@@ -184,7 +183,7 @@ def _use(spec: GmiSpec, stream: int) -> None:
 
 @dataclass(frozen=True)
 class GreenContext:
-    """Some SMs, and a stream that runs on them alone. Both are there as long as the process is."""
+    """Some SMs, and a stream that runs on them alone, for the life of the process."""
 
     handle: Any  # CUgreenCtx
     stream: int  # the address of its CUstream
@@ -193,7 +192,7 @@ class GreenContext:
 
 
 class Partition:
-    """All SMs of the device, cut once into groups of `group_sms`, dealt out in order.
+    """Splits all SMs of the device once into groups of `group_sms`, given out in order.
 
     The primary context, in which torch works, is retained for the life of the process.
     """
@@ -214,7 +213,7 @@ class Partition:
 
     @property
     def num_free(self) -> int:
-        """Counts the groups that nobody has taken."""
+        """Counts the groups that are not taken."""
         return len(self._free)
 
     def take(self, count: int) -> GreenContext:
@@ -222,7 +221,7 @@ class Partition:
         module, groups = self._module, self._free[:count]
         text = f"a green context of {count} groups"
         descriptor = checked(text, module.cuDevResourceGenerateDesc(groups, len(groups)))
-        flags = module.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM  # 12.x knows no other
+        flags = module.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM  # the only flag of 12.x
         handle = checked(text, module.cuGreenCtxCreate(descriptor, self._device, int(flags)))
         del self._free[:count]
         flags = module.CUstream_flags.CU_STREAM_NON_BLOCKING

@@ -1,4 +1,4 @@
-"""Tries a backend on this machine: a gang of GMIs without roles enters its slices, and leaves.
+"""Tries a backend on this machine: a gang of GMIs without roles enters its slices and ends.
 
 It does what a run does before its roles are built, and takes seconds.
 """
@@ -48,7 +48,7 @@ def try_backend(backend: str, topology: Topology, deadline: timedelta = DEADLINE
     """Tries a backend, and says what was tried; GmiError says what does not work.
 
     Nothing is left behind. `topology` is of GPUs, and `backend` is not among its `unusable`. What
-    others have is let be; where there is nothing else, nothing is tried, and it is no fault.
+    others use is left alone; if they use all, nothing is tried, which is no fault.
     """
     begin_s = time.monotonic()
     topology, busy = backend_of(backend).idle_part(topology)
@@ -57,7 +57,7 @@ def try_backend(backend: str, topology: Topology, deadline: timedelta = DEADLINE
     try:
         layout = trial_layout(backend, topology)
         _enter(layout, deadline)
-    except (LayoutError, ActorRuntimeError) as error:  # the latter: no process can be started here
+    except (LayoutError, ActorRuntimeError) as error:  # the latter if no process can be started
         raise GmiError(str(error)) from error
     gpus = len({gmi.gpu_id for gmi in layout.gmis})
     per_gpu = counted(backend_of(backend).trial_gmis, "GMI")
@@ -69,7 +69,7 @@ def try_backend(backend: str, topology: Topology, deadline: timedelta = DEADLINE
 def _enter(layout: Layout, deadline: timedelta) -> None:
     """Starts the GMIs and ends them; GmiError if one has not entered its slice by the deadline."""
     threads = any(backend_of(gmi.backend).gmis_are_threads for gmi in layout.gmis)
-    preload = ("torch",) if threads else ()  # whose streams threads work in
+    preload = ("torch",) if threads else ()  # threads work in its streams
     with Gang(layout, _NoRole, grace=timedelta(seconds=1), preload=preload) as gang:
         gang.start("is_entered")
         try:
@@ -78,7 +78,7 @@ def _enter(layout: Layout, deadline: timedelta) -> None:
         except GmiDied as error:
             cause = origin_of(error.__cause__)
             raise cause if isinstance(cause, GmiError) else error from None
-        gmi = layout.gmis[next(iter(gang.at_work()), 0)]  # 0: it has answered just now
+        gmi = layout.gmis[next(iter(gang.at_work()), 0)]  # 0: it has answered since
         raise GmiError(
             f"GMI {gmi.gmi_id} on GPU {gmi.gpu_id} has not entered its slice within "
             f"{deadline.total_seconds():g} s. Look at nvidia-smi: a GPU that hangs has to be reset."

@@ -1,4 +1,4 @@
-"""Bounds and measures what a GMI's process holds of its device's memory, and says when it ran out.
+"""Bounds and measures the device memory of a GMI's process, and explains when it ran out.
 
 An MPS daemon refuses what is beyond the limit, and a MIG instance has no more. Under direct and
 green torch's allocator is told the limit; what else allocates (warp's pool, JAX, a context of some
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from gmi_drl.placement.layout import Layout
 
 _GIB: Final = 1 << 30
-# Where warp keeps its runtime, None until it is started: the fork server imports warp for all GMIs,
-# and to ask warp of a device would start it.
+# Where warp keeps its runtime, which is None until it is started. The fork server imports warp for
+# all GMIs, and asking warp about a device would start it.
 _KEEPS_WARP: Final = "warp._src.context"
-# Adapter mjx's module that starts JAX. That jax is imported does not say that it was started, and
-# to ask it would start it.
+# The module of adapter mjx that starts JAX. An imported jax may not be started, and asking it would
+# start it.
 _STARTS_JAX: Final = "gmi_drl.roles.envs.mjx.start"
 _WARNED: Final[set[tuple[Any, ...]]] = set()
-# What libraries say when the memory of a device runs out: torch, its CUDA libraries, cupy and
+# Errors of libraries when the memory of a device runs out: torch, its CUDA libraries, cupy and
 # bindings; warp ("Failed to allocate 8 bytes on device 'cuda:0'"); XLA.
 _RAN_OUT: Final = re.compile(
     r"CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAlloc"
@@ -45,9 +45,9 @@ _RAN_OUT: Final = re.compile(
 
 
 class DeviceMemory:
-    """The memory of one GMI's device, seen from its process.
+    """Measures the memory of one GMI's device, in its process.
 
-    `device` as torch calls it; `warn` is told once if the GMI holds more than its share.
+    `device` is torch's; `warn` is called once if the GMI holds more than its share.
     """
 
     def __init__(
@@ -56,31 +56,31 @@ class DeviceMemory:
         self._spec, self._device, self._warn = layout.gmi(gmi_id), device, warn
         self.share = memory_share(layout, gmi_id)
         self._fellows = layout.mpl[self._spec.gpu_id]  # the GMIs of its device
-        self._bound: int | None = None  # of its process; None: nothing here has to hold it
+        self._bound: int | None = None  # of its process; None: not bounded here
         backend = backend_of(self._spec.backend)
         threads = backend.gmis_are_threads
-        # Alone it takes nothing from anybody.
+        # Alone on its device it needs no bound.
         is_shared = len(self._fellows) > 1 or layout.topology.devices[self._spec.gpu_id].share < 1
         if self.share is not None and backend.torch_limits_memory and is_shared:
             gmis = self._fellows if threads else (gmi_id,)
             shares = [memory_share(layout, gmi) for gmi in gmis]
             self._bound = sum(share.nbytes for share in shares if share is not None)
-        # Who has warned: with GMIs that are threads one of them, as they see the same bytes.
+        # The key of the warning: threads of a process share one, as they see the same bytes.
         self._who = (os.getpid(), self._spec.device_uuid, None if threads else gmi_id)
 
     def bound(self) -> None:
-        """Tells torch's allocator what this process may hold; before anything is on the device."""
+        """Sets the limit of torch's allocator, before anything is on the device."""
         if self._bound is None or self._device.type != "cuda":
             return
         import torch
 
         total = torch.cuda.get_device_properties(self._device).total_memory
         fraction, index = min(1.0, self._bound / total), self._device.index
-        # torch takes no device without an index here. A GMI's only device is the first it sees.
+        # torch needs an index here. The only device of a GMI is the first that it sees.
         torch.cuda.set_per_process_memory_fraction(fraction, 0 if index is None else index)
 
     def look(self) -> int:
-        """Returns the most bytes that this process has held so far, by what its libraries count."""
+        """Returns the peak bytes of this process, as its libraries count them."""
         peaks = self._peaks()
         peak = sum(peaks.values())
         if self._bound is not None and peak > self._bound and self._who not in _WARNED:
@@ -93,9 +93,9 @@ class DeviceMemory:
         return peak
 
     def process_bytes(self) -> int:
-        """Returns what the driver says this process holds, contexts and all; 0 if it does not.
+        """Returns the bytes of this process by the driver, with its contexts; 0 if not known.
 
-        In a container it may know the process by another id.
+        In a container the driver may know the process by another pid.
         """
         uuid = self._spec.device_uuid
         if self._device.type != "cuda" or uuid is None or self._spec.mig is not None:
@@ -104,12 +104,12 @@ class DeviceMemory:
             with driver.nvml_session() as nvml:
                 handle = driver.query(nvml, nvml.nvmlDeviceGetHandleByUUID, uuid)
                 processes = driver.read_processes(nvml, [] if handle is None else [handle])
-        except Exception:  # no driver, or a GPU that is lost: what uses it says so
+        except Exception:  # no driver, or a lost GPU, whose users will raise
             return 0
         return next((p.mem_bytes or 0 for p in processes if p.pid == os.getpid()), 0)
 
     def explained(self, error: BaseException) -> DeviceMemoryError | None:
-        """Returns what to raise for `error`, if that or a cause of it is want of device memory."""
+        """Returns the DeviceMemoryError to raise for `error`, if memory ran out; else None."""
         if self._device.type == "cpu":
             return None
         cause: BaseException | None = error
@@ -142,7 +142,7 @@ class DeviceMemory:
         return f"Lower env.num_env{fewer}."
 
     def _peaks(self) -> dict[str, int]:
-        """Returns the peaks by whose they are."""
+        """Returns the peak bytes by library."""
         if self._device.type == "cpu":
             return {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
         import torch
@@ -151,8 +151,8 @@ class DeviceMemory:
         peaks = {"torch": int(stats["reserved_bytes"]["all"]["peak"]) if stats else 0}
         for name, library, peak in _COUNTED:
             if (module := sys.modules.get(library)) is not None:
-                # Of a library that cannot use the device there is nothing, nor of a module of the
-                # user's that only has its name.
+                # A library that cannot use the device has none, and a user's module may only have
+                # its name.
                 with contextlib.suppress(Exception):
                     peaks[name] = peak(module, self._device)
         return peaks
@@ -161,7 +161,7 @@ class DeviceMemory:
 def _warp_bytes(warp: Any, device: torch.device) -> int:
     import torch
 
-    # The driver's pool is one: where torch allocates from it too, torch has counted it.
+    # There is one pool of the driver: if torch allocates from it too, torch has counted it.
     if torch.cuda.get_allocator_backend() == "cudaMallocAsync" or not _warp_runs():
         return 0
     return int(warp.get_mempool_used_mem_high(f"cuda:{device.index or 0}"))
@@ -172,7 +172,7 @@ def _warp_runs() -> bool:
 
 
 def _graph_bytes(warp: Any, device: torch.device) -> int:
-    """Counts what warp's kernels allocate while captured: no pool counts that, but torch's own."""
+    """Returns the bytes of warp's captured allocations, which only torch's own pool counts."""
     return cuda_driver.graph_mem_high_bytes(device.index or 0) if _warp_runs() else 0
 
 
@@ -186,7 +186,7 @@ def _jax_bytes(jax: Any, device: torch.device) -> int:
     return 0
 
 
-# Whose the memory is, the library that is asked if it was imported, and how.
+# The owner of the memory, the library that is asked if it is imported, and the function.
 _COUNTED: Final[tuple[tuple[str, str, Callable[[Any, torch.device], int]], ...]] = (
     ("warp", "warp", _warp_bytes),
     ("graphs", "warp", _graph_bytes),

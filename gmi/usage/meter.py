@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Device:
-    """Measurements of one GPU of the gang."""
+    """Holds the measurements of one GPU of the gang."""
 
     handle: Any
     peak_bytes: int = 0
-    share: float = 0.0  # of the memory that GMIs may have, at most, of the fullest part
-    sample: Any = None  # of its counters, when measuring began
+    share: float = 0.0  # largest use of the memory that GMIs may have, in the fullest part
+    sample: Any = None  # of its counters, from `begin`
 
 
 @dataclass(frozen=True)
 class DeviceUsage:
-    """The most that was used of devices; None where NVML does not say."""
+    """Holds the peak use of devices; None where NVML does not report it."""
 
-    mem_bytes: int | None  # of the device that the GMIs fill most
-    share: float  # of what they may have; 0.0 where it is not known
-    sm_activity: float | None  # share of SMs that were busy since `begin`, mean over devices
+    mem_bytes: int | None  # of the fullest device
+    share: float  # of the memory they may have; 0.0 if not known
+    sm_activity: float | None  # share of busy SMs since `begin`, mean over devices
 
 
 class DeviceMeter:
     """Measures the GPUs of one gang. Make it before the GMIs start; `close` it afterwards.
 
-    Of a GPU the GMIs may have what is free and theirs; or their limit (mps) or MIG instance.
+    GMIs may have what is free and their own memory of a GPU, or their limit (mps) or MIG instance.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class DeviceMeter:
                     self._before[name] = 0 if memory is None else int(memory.used)
 
     def look(self, layout: Layout, pids: Mapping[int, int]) -> None:
-        """Looks how full the devices of `layout` are. `pids`: the GMIs' processes, by gmi_id."""
+        """Measures the memory in use on devices. `pids`: the GMIs' processes, by gmi_id."""
         if self._nvml is None:
             return
         with self._measuring():
@@ -74,7 +74,7 @@ class DeviceMeter:
                 self._look(layout, index, gpu, pids)
 
     def begin(self) -> None:
-        """Begins to count how busy the SMs are."""
+        """Begins to measure the activity of SMs."""
         if self._nvml is not None:
             with self._measuring():
                 for gpu in self._devices.values():
@@ -94,7 +94,7 @@ class DeviceMeter:
         )
 
     def close(self) -> None:
-        """Lets go of the driver."""
+        """Frees the samples, and closes NVML."""
         for gpu in self._devices.values():
             if gpu.sample is not None:
                 self._free(gpu.sample)
@@ -103,14 +103,14 @@ class DeviceMeter:
 
     @contextlib.contextmanager
     def _measuring(self) -> Iterator[None]:
-        """Measures no further when a GPU is lost in the block: a run on it ends by that."""
+        """Stops measuring when a GPU is lost in the block, which ends a run by itself."""
         try:
             yield
         except self._nvml.NVMLError:
             self._nvml = None
 
     def _parts(self, handle: Any, in_mig: bool) -> list[tuple[str, Any]]:
-        """Returns what has memory of its own: a GPU, or each of its MIG devices."""
+        """Returns the parts with their own memory: a GPU, or each of its MIG devices."""
         handles = mig_handles(self._nvml, handle) if in_mig else [handle]
         return [(str(self._nvml.nvmlDeviceGetUUID(part)), part) for part in handles]
 
@@ -128,7 +128,7 @@ class DeviceMeter:
             if memory is None:
                 continue
             part_bytes = max(0, int(memory.used) - self._before.get(name, 0))
-            if known and not in_mig:  # and nothing of others, who have come or gone since
+            if known and not in_mig:  # without other processes, which may have come or gone
                 part_bytes = sum(own.values())
             used += part_bytes
             share = max(share, part_bytes / max(1, part_bytes + int(memory.free)))
@@ -172,16 +172,16 @@ class DeviceMeter:
             self._free(sample)
 
 
-_LOOK_S: Final = 1.0  # between looks at the processor time; it counts in hundredths of a second
+_LOOK_S: Final = 1.0  # between measurements of CPU time, which counts hundredths of a second
 
 
 @dataclass(frozen=True)
 class GangUsage:
-    """The most that all GMIs together have used."""
+    """Holds the peak use of all GMIs together."""
 
-    host_bytes: int  # at most; what they share counted once
-    host_share: float  # of what they may have of the host's memory, at most: it, and what is free
-    cores: float  # that were busy, mean since `begin`
+    host_bytes: int  # peak; shared pages count once
+    host_share: float  # peak, over itself plus the host's free memory
+    cores: float  # mean number of busy cores since `begin`
     devices: DeviceUsage
 
 
@@ -200,7 +200,7 @@ class Meter:
         self._began: tuple[float, float] | None = None  # clock and processor time
         self._cores = 0.0
         self.busy: Mapping[int, float] = {}  # cores between the last two looks, by gmi_id
-        # The last look that saw it at work, or its first, by gmi_id of those that run.
+        # The time of the last look, by gmi_id, at which the GMI was busy, or of the first.
         self.worked_s: Mapping[int, float] = {}
         self._devices = DeviceMeter()
 
@@ -211,10 +211,10 @@ class Meter:
         self._devices.close()
 
     def look(self, gang: Gang) -> None:
-        """Takes a look; once a second at the processor time too."""
+        """Measures memory now, and CPU time once a second."""
         pids = gang.pids()
         if new_pids := set(pids.values()) - self._pids:
-            # What it has started so far with it; what comes later inherits it.
+            # With its children so far; later ones inherit it.
             processes.offer_to_oom_killer(processes.with_children(new_pids))
             self._pids |= new_pids
         self._devices.look(gang.layout, pids)
@@ -234,7 +234,7 @@ class Meter:
         }
 
     def begin(self, gang: Gang) -> None:
-        """Begins to count what is used, the memory that is held now with it."""
+        """Begins to measure, from the memory that is held now."""
         pids = set(gang.pids().values())
         self._began = self._clock(), processes.cpu_s(processes.with_children(pids))
         self._weigh(pids)

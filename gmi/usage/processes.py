@@ -1,4 +1,4 @@
-"""Reads what processes use: memory of the host, cores, and what is left (/proc, cgroups).
+"""Reads the memory and cores that processes use, and the memory left (/proc, cgroups).
 
 All are read from outside: the processes are neither asked nor stopped.
 """
@@ -14,17 +14,17 @@ from typing import Final
 
 import psutil
 
-IDLE_CORES: Final = 0.02  # a process that uses less of a core does nothing: it waits
+IDLE_CORES: Final = 0.02  # a process that uses less of a core only waits
 _PROC: Final = Path("/proc")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
-# Of what a cgroup has taken, what the kernel gives back before it kills: pages of files, whether
-# read lately or not (what is in memory alone, of tmpfs, is in neither), and its own caches.
+# The part of a cgroup's memory that the kernel reclaims before it kills: pages of files, active or
+# not (tmpfs is in neither), and its own caches.
 _RECLAIMED: Final = ("active_file", "inactive_file", "slab_reclaimable")
 
 
 def with_children(pids: Iterable[int]) -> list[int]:
-    """Returns these processes and all that come from them (environments may have some)."""
+    """Returns these processes and all of their descendants (environments may have some)."""
     family, queue = [], list(dict.fromkeys(pids))
     while queue:
         pid = queue.pop()
@@ -37,7 +37,7 @@ def with_children(pids: Iterable[int]) -> list[int]:
 
 
 def parents(pids: Iterable[int]) -> set[int]:
-    """Returns the processes that these were forked from."""
+    """Returns the parents of these processes."""
     parents_of = set()
     for pid in pids:
         with contextlib.suppress(psutil.Error):
@@ -46,17 +46,17 @@ def parents(pids: Iterable[int]) -> set[int]:
 
 
 def memory_bytes(pids: Iterable[int], sharing: Iterable[int] = ()) -> int:
-    """Returns the host memory they hold, at their peaks so far, what they share counted once.
+    """Returns the peak host memory of these processes; shared pages count once.
 
-    The pages of `sharing`, which they were forked from, count too: the kernel splits a page evenly
-    among all that map it (PSS).
+    The pages of `sharing`, from which they were forked, count too, since the kernel splits a page
+    evenly among all that map it (PSS).
     """
     shares = sum(_share_bytes(pid) for pid in sharing)
     return shares + sum(_share_bytes(pid) + _above_now_bytes(pid) for pid in pids)
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """Returns the seconds of CPU they have used so far, with children that have ended."""
+    """Returns the CPU seconds of these processes, with children that have ended."""
     total = 0.0
     for pid in pids:
         with contextlib.suppress(psutil.Error):
@@ -67,7 +67,7 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The memory left of the machine, or of a cgroup that this process is in if that is less."""
+    """The memory left of the machine, or of a cgroup of this process if that is less."""
 
     free_bytes: int
     of_bytes: int  # the size of that machine, or the limit of that cgroup
@@ -75,21 +75,21 @@ class HostMemory:
 
 
 def host_memory() -> HostMemory:
-    """Reads it as it is now. Pages of files that the kernel would give back count as free."""
+    """Reads the memory left now. Pages of files that the kernel would reclaim count as free."""
     fields = _fields(_PROC / "meminfo")
     machine = HostMemory(fields["MemAvailable"] * 1024, fields["MemTotal"] * 1024)
     return min([machine, *_cgroups()], key=lambda memory: memory.free_bytes)
 
 
 def oom_kills() -> int:
-    """Counts the processes killed for want of memory, in our cgroups or else on the machine."""
+    """Counts processes killed for want of memory, in this process's cgroups or on the machine."""
     counts = []
     for folder in cgroup_folders("memory"):
         for name in ("memory.events", "memory.oom_control"):  # v2, v1
             with contextlib.suppress(OSError):
                 counts.append(_fields(folder / name).get("oom_kill", 0))
     if counts:
-        return max(counts)  # each counts those of the ones below it
+        return max(counts)  # each count includes those of the cgroups below
     try:
         return _fields(_PROC / "vmstat").get("oom_kill", 0)
     except OSError:
@@ -97,16 +97,16 @@ def oom_kills() -> int:
 
 
 def offer_to_oom_killer(pids: Iterable[int]) -> None:
-    """Makes the kernel take these first when memory runs out, and not who measures them."""
+    """Has the kernel kill these processes first when memory runs out."""
     for pid in pids:
-        with contextlib.suppress(OSError):  # gone, or not ours
+        with contextlib.suppress(OSError):  # gone, or another user's
             (_PROC / str(pid) / "oom_score_adj").write_text("1000")
 
 
 def _share_bytes(pid: int) -> int:
     try:
         return _fields(_PROC / str(pid) / "smaps_rollup")["Pss"] * 1024
-    except (OSError, KeyError):  # gone, or a kernel that does not say it: its own pages at least
+    except (OSError, KeyError):  # gone, or not reported: use at least its own pages
         with contextlib.suppress(OSError):
             pages = (_PROC / str(pid) / "statm").read_text().split()
             return (int(pages[1]) - int(pages[2])) * _PAGE
@@ -122,7 +122,7 @@ def _above_now_bytes(pid: int) -> int:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Reads a file of names and numbers, one pair a line; other lines are passed over."""
+    """Reads a file with a name and a number a line; other lines are ignored."""
     numbers = {}
     for line in path.read_text().splitlines():
         parts = line.split()
@@ -148,7 +148,7 @@ def _cgroups() -> Iterator[HostMemory]:
 
 
 def cgroup_folders(controller: str) -> Iterator[Path]:
-    """Yields the cgroups this process is in, of v2 and v1's `controller`, and all above."""
+    """Yields this process's cgroups, of v2 and of v1's `controller`, and all above them."""
     try:
         lines = (_PROC / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -159,7 +159,7 @@ def cgroup_folders(controller: str) -> Iterator[Path]:
             continue
         base = _CGROUP / controller if controllers else _CGROUP
         path = base / name.lstrip("/")
-        # In a container the name may be the host's, of which only the mount point is seen.
+        # In a container the name may be the host's, of which only the mount point is visible.
         while path != base:
             yield path
             path = path.parent

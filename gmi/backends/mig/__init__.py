@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec, MigSlice
     from gmi_drl.placement.topology import Device, MigInstance, Topology
 
-_SMALLER: Final = 0.85  # what CUDA says of memory against NVML: a part is the driver's own
-IN_USE_TIMEOUT: Final = timedelta(seconds=10)  # for what still holds an instance that is destroyed
+_SMALLER: Final = 0.85  # CUDA's figure of memory over NVML's, at least: the driver takes some
+IN_USE_TIMEOUT: Final = timedelta(seconds=10)  # for processes that still hold an instance
 INSTANCE: Final = "GMI_DRL_MIG"  # in a GMI's environment: "uuid sm_count mem_bytes" of its instance
 
 
 class MigBackend(GpuBackend):
-    """GMIs in MIG instances, of which each sees its own as a GPU."""
+    """Gives each GMI a MIG instance, which it sees as a GPU."""
 
     uses_mig = True
 
@@ -98,7 +98,7 @@ class MigBackend(GpuBackend):
 def _idle_instances(device: Device) -> tuple[MigInstance, ...]:
     """Returns the instances of `device` without processes or other runs' notes.
 
-    Of other users' runs only processes are seen. GmiError without a driver.
+    Runs of other users are seen only by their processes. GmiError without a driver.
     """
     assert device.uuid is not None
     with contextlib.closing(Lease("mig")) as lease, MigGpu.open(device.uuid) as gpu:
@@ -119,9 +119,9 @@ def _idle_instances(device: Device) -> tuple[MigInstance, ...]:
 def undo_notes(
     notes: Iterable[tuple[int, dict[str, Any]]], same_boot: bool, done: Callable[[int], None]
 ) -> bool:
-    """Undoes each note, the last first, and calls `done` with its number; whether one needed it.
+    """Undoes notes, the last first, and calls `done` with each number; whether any had effect.
 
-    After a failure, raised at the end, no more is done on that GPU: MIG mode stays with instances.
+    After a failure, raised at the end, no more is undone on that GPU: MIG mode outlasts instances.
     """
     failures: dict[str, GmiError] = {}
     undone = False
@@ -132,7 +132,7 @@ def undo_notes(
             undone = _undo_one(note, same_boot) or undone
         except GmiError as error:
             if not same_boot and isinstance(error, MigError) and error.code == "NOT_FOUND":
-                done(number)  # the GPU was taken out
+                done(number)  # the GPU was removed
                 continue
             failures[note["gpu"]] = error
         else:
@@ -143,7 +143,7 @@ def undo_notes(
 
 
 def _undo_one(note: dict[str, Any], same_boot: bool) -> bool:
-    """Undoes a step that was noted, if it was taken and is still as it was left; whether so."""
+    """Undoes a noted step if it was taken and nobody has changed it; returns whether so."""
     if "uses" in note:
         return False
     undone = False
@@ -151,7 +151,7 @@ def _undo_one(note: dict[str, Any], same_boot: bool) -> bool:
         is_on, will_be = gpu.mode()
         instances = gpu.instances() if is_on else []
         if "mode" in note:
-            if (is_on or will_be) and not instances:  # with instances somebody else needs it by now
+            if (is_on or will_be) and not instances:  # somebody else uses it if it has instances
                 retry_while_in_use(IN_USE_TIMEOUT, functools.partial(gpu.switch, False))
                 undone = True
         elif same_boot:  # no instance outlives the driver
@@ -167,13 +167,13 @@ def _is_ours(gpu: MigGpu, instance: GpuInstance, note: dict[str, Any]) -> bool:
         return False
     if "instance" in note:
         return bool(instance.id == note["instance"])
-    return not gpu.is_filled(instance)  # killed before its id was noted, so before it was filled
+    return not gpu.is_filled(instance)  # killed before it noted the id, so it was never filled
 
 
 class MigSlices(Slices):
-    """The instances of some GMIs of a run. Those that do not exist it makes (as root).
+    """Holds the instances of some GMIs of a run; makes those that do not exist (as root).
 
-    `check` lets a layout name such only with hardware.allow_create. After GmiError all is undone.
+    `check` allows a layout to name those only with hardware.allow_create. GmiError undoes all.
     """
 
     def __init__(self, gmis: Sequence[GmiSpec], topology: Topology) -> None:
@@ -211,16 +211,16 @@ class MigSlices(Slices):
                 raise GmiError(f"{error} The commands:\n{commands}") from error
 
     def environment(self, spec: GmiSpec) -> dict[str, str]:
-        """Returns the one MIG device it sees, outside any MPS daemon, and what `verify` expects.
+        """Returns the variables for one MIG device, outside any MPS daemon, and for `verify`.
 
-        A MIG device is seen as a GPU, by its UUID; the GPU's own would show its first instance.
+        A MIG device is named by its own UUID; the GPU's would show its first instance.
         """
         instance = self._instances[spec.gmi_id]
         expected = f"{instance.uuid} {instance.sm_count or 0} {instance.mem_bytes}"
         return {**gpu_environment(spec, instance.uuid), INSTANCE: expected}
 
     def release(self) -> None:
-        """Destroys what was made, the last first; GmiError says what remains, in use for 10 s."""
+        """Destroys what was made, the last first; GmiError for instances in use for over 10 s."""
         if self._lease.closed:
             return
         try:
@@ -229,7 +229,7 @@ class MigSlices(Slices):
             self._lease.close()
 
     def _use(self, mig_gpu: MigGpu, gmi: GmiSpec, instance: MigInstance) -> None:
-        """Takes an instance that exists, if nobody else does."""
+        """Takes an existing instance, unless it is in use."""
         text = _instance_text(gmi)
         if not mig_gpu.has_device(instance.uuid):
             raise GmiError(f"{text} is gone since the devices were looked at. Launch again.")
@@ -245,12 +245,12 @@ class MigSlices(Slices):
     def _make(
         self, mig_gpu: MigGpu, device: Device, gmis: Sequence[tuple[GmiSpec, MigSlice]]
     ) -> None:
-        """Makes the instances that are missing, and switches MIG mode on before."""
+        """Makes missing instances, and switches MIG mode on before if it is off."""
         switched = {"gpu": mig_gpu.uuid, "mode": True}
         if not gmis:
             return
         if mig_gpu.mode()[0]:
-            # By a run that is on: whoever of us is the last switches it off.
+            # Another run has switched it on; the last of the runs switches it off.
             if any(switched in lease.notes for lease in self._lease.others()):
                 self._note(switched)
         else:
@@ -269,16 +269,16 @@ class MigSlices(Slices):
                 self._refuse_if_noted(gmi, mig_gpu.uuid, mig_slice.start)
                 instance_id = mig_gpu.make(profile_id, mig_slice.start)
             except GmiError:
-                self._strike(number)  # not made: what is there is somebody else's
+                self._strike(number)  # it was not made, so an instance at this place is not ours
                 raise
-            # From here on it is known by its id; only then is it given what a process can see, so
-            # that an instance with that is never taken for ours by its place alone.
+            # The id is noted before the instance is filled, so that a filled instance is never
+            # taken for ours by its place alone.
             self._note({**step, "instance": instance_id})
             self._strike(number)
             self._give(gmi, mig_gpu.fill(instance_id, device))
 
     def _refuse_if_noted(self, gmi: GmiSpec, gpu_uuid: str, start: int) -> None:
-        """Raises GmiError if another run has noted the instance at this place as its own."""
+        """Raises GmiError if another run has noted the instance at this place."""
         for lease in self._lease.others():
             for note in lease.notes:
                 if note.get("gpu") == gpu_uuid and start in (note.get("uses"), note.get("start")):
@@ -306,7 +306,7 @@ class MigSlices(Slices):
 
 
 def _mig_slices(gmis: Sequence[GmiSpec]) -> list[MigSlice]:
-    """Returns where each is, in order; SliceError unless each has an instance of its own."""
+    """Returns the instances of the GMIs, in order; SliceError unless each has its own."""
     owners: dict[MigSlice, int] = {}
     for gmi in gmis:
         if gmi.mig is None:

@@ -20,7 +20,7 @@ from gmi_drl.gmi.nvml import mig_handles, nvml_session, read_instances, read_pro
 from gmi_drl.placement.layout import MigSlice
 from gmi_drl.placement.topology import Device, MigInstance
 
-_RETRY_S: Final = 0.1  # between two tries while something still holds the GPU
+_RETRY_S: Final = 0.1  # between two attempts while the GPU is in use
 _REMEDIES: Final = {
     "NO_PERMISSION": "It needs root (in a container also access to the MIG configuration: "
     "NVIDIA_MIG_CONFIG_DEVICES=all). Run as root, or have an administrator do it",
@@ -38,7 +38,7 @@ _REMEDIES: Final = {
 
 @dataclass(eq=False, repr=False)
 class MigError(GmiError):
-    """NVML refused something: what was tried, and its code's name ("IN_USE")."""
+    """NVML has refused something: what was tried, and the name of its code ("IN_USE")."""
 
     what: str
     code: str
@@ -50,16 +50,16 @@ class MigError(GmiError):
 
 @dataclass(frozen=True)
 class GpuInstance:
-    """One that exists, with a compute instance or not."""
+    """An existing GPU instance, with a compute instance or without."""
 
-    id: int  # unique on its GPU while it exists; given again afterwards
+    id: int  # unique on its GPU while it exists; reused afterwards
     profile_id: int
     start: int
     handle: Any
 
 
 class MigGpu:
-    """One GPU while NVML is open. What NVML refuses it raises as MigError."""
+    """Makes and destroys instances of one GPU while NVML is open. MigError if NVML refuses."""
 
     def __init__(self, nvml: Any, uuid: str) -> None:
         self._nvml, self.uuid = nvml, uuid
@@ -72,7 +72,7 @@ class MigGpu:
         with nvml_session() as nvml:
             try:
                 yield cls(nvml, uuid)
-            except nvml.NVMLError as error:  # of what is only read; the GPU may be lost
+            except nvml.NVMLError as error:  # of queries; the GPU may be lost
                 raise _error(nvml, uuid, error.value) from error
 
     def mode(self) -> tuple[bool, bool]:
@@ -82,16 +82,16 @@ class MigGpu:
         return bool(active), bool(pending)
 
     def switch(self, on: bool) -> None:
-        """Turns MIG mode on or off at once; if that cannot be at once, it stays as it is.
+        """Turns MIG mode on or off at once; if that is not possible, it stays as it is.
 
-        The driver resets the GPU, which nothing may hold. MigError says what does not let it.
+        The driver resets the GPU, which must not be in use. MigError says what prevents it.
         """
         set_mode, text = self._nvml.nvmlDeviceSetMigMode, f"MIG mode {'on' if on else 'off'}"
         was_on, _ = self.mode()
         with self._trying(text):
             activated = int(set_mode(self._handle, int(on)))
         if activated:
-            # It would come with the next reset: not what anybody asked for then.
+            # Else the change would come with the next reset, when nobody expects it.
             with self._trying("MIG mode as it was"):
                 set_mode(self._handle, int(was_on))
             raise self._error(text, activated)
@@ -126,7 +126,7 @@ class MigGpu:
         return instances
 
     def profile_id(self, wanted: MigSlice, device: Device) -> int:
-        """Returns the number by which the driver makes an instance of this profile."""
+        """Returns the driver's id of this profile."""
         ids = {_name(info): int(info.id) for info in self._profiles()}
         if wanted.profile not in ids:
             raise GmiError(
@@ -136,7 +136,7 @@ class MigGpu:
         return ids[wanted.profile]
 
     def make(self, profile_id: int, start: int) -> int:
-        """Makes a GPU instance at memory slice `start`; its id. Nobody sees it before `fill`."""
+        """Makes a GPU instance at memory slice `start`; returns its id. No process sees it yet."""
         nvml, text = self._nvml, f"a MIG instance of profile {profile_id} at {start}"
         placements, count = (nvml.c_nvmlGpuInstancePlacement_t * 16)(), c_uint(16)
         with self._trying(text):
@@ -154,7 +154,7 @@ class MigGpu:
             return int(nvml.nvmlGpuInstanceGetInfo(handle).id)
 
     def fill(self, instance_id: int, device: Device) -> MigInstance:
-        """Makes a compute instance over all of a GPU instance: the device that a process sees."""
+        """Makes a compute instance over a whole GPU instance, which is the device processes see."""
         nvml, text = self._nvml, f"the compute instance of MIG instance {instance_id}"
         instance = next(instance for instance in self.instances() if instance.id == instance_id)
         kinds = self._compute_profiles(instance.handle)
@@ -170,7 +170,7 @@ class MigGpu:
         )
 
     def destroy(self, gi: GpuInstance, timeout: timedelta = timedelta(0)) -> None:
-        """Destroys its compute instances and then itself. While it is in use, waits `timeout`."""
+        """Destroys its compute instances, then itself; waits up to `timeout` while it is in use."""
 
         def step(destroy: Callable[[Any], None], handle: Any) -> None:
             with self._trying(f"destroying MIG instance {gi.id}"):
@@ -213,7 +213,7 @@ class MigGpu:
         return instances
 
     def _offered(self, query: Callable[[Any, int], Any], count: int, owner: Any) -> list[Any]:
-        """Returns what there is, of what the driver numbers."""
+        """Returns the driver's answers for the numbers below `count` that it supports."""
         nvml, infos = self._nvml, []
         for number in range(count):
             with (
@@ -225,7 +225,7 @@ class MigGpu:
 
     @contextlib.contextmanager
     def _trying(self, what: str) -> Iterator[None]:
-        """Raises what NVML refuses in the block as MigError; `what` says what was tried."""
+        """Raises errors of NVML in the block as MigError; `what` says what was tried."""
         try:
             yield
         except self._nvml.NVMLError as error:
@@ -236,7 +236,7 @@ class MigGpu:
 
 
 def retry_while_in_use(timeout: timedelta, step: Callable[[], Any]) -> None:
-    """Runs a step, and again until `timeout` while NVML says that something is in use."""
+    """Runs a step, and repeats it up to `timeout` while NVML reports that something is in use."""
     deadline_s = time.monotonic() + timeout.total_seconds()
     while True:
         try:

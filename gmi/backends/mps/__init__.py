@@ -35,24 +35,24 @@ if TYPE_CHECKING:
 
 _VOLTA: Final = (7, 0)  # before it MPS limits nothing, and isolates no fault (MPS guide)
 _FENCE: Final = timedelta(seconds=3)
-_AGAIN: Final = timedelta(seconds=0.3)  # for a daemon that let that pass
-_LET_IN: Final = timedelta(seconds=30)  # a server that starts, or recovers when all have left it
+_AGAIN: Final = timedelta(seconds=0.3)  # for a daemon that has missed its deadline before
+_LET_IN: Final = timedelta(seconds=30)  # for a server that starts, or recovers from a fault
 _PARTITION: Final = "CUDA_MPS_SM_PARTITION"
 _JOINED: Final = "GMI_DRL_MPS_LEASE"  # the directory of the lease of somebody else's daemons
 _MEM_LIMIT: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 _MIB: Final = 2**20
-# SMs are switched on and off in pairs (TPCs); the guide says that a percentage is rounded to what
-# the hardware can do, and not how. A share that is one pair off is taken for the share; one that is
-# a whole group of SMs off (a GPC's part, or a chunk) is used, and told.
+# SMs are switched in pairs (TPCs); the guide says that a percentage is rounded to what the hardware
+# can do, and not how. A share that is one pair off is accepted; one that is off by up to a group of
+# SMs (a GPC's part, or a chunk) is used, with a warning.
 _ROUNDING: Final = 2
 _MOST_OFF: Final = 8
-_STATIC_CUDA: Final = (13, 1)  # brought the daemon's option -S
-# A partition has whole chunks: the least of a share's SMs that it must have to be worth it.
+_STATIC_CUDA: Final = (13, 1)  # the first with the daemon's option -S
+# The least part of a share's SMs that a partition, of whole chunks, must have to be used.
 _NEARLY: Final = 0.9
 
 
 class MpsBackend(GpuBackend):
-    """GMIs that are clients of one MPS server a GPU."""
+    """Makes GMIs clients of one MPS server for each GPU."""
 
     faults_spread = True  # to every client of the server (MPS guide, error containment)
     kill_can_wedge = True  # (MPS guide, client early termination)
@@ -64,7 +64,7 @@ class MpsBackend(GpuBackend):
     def verify(self, spec: GmiSpec, device: Device) -> None:
         """Raises SliceError unless CUDA sees the one GPU, as an MPS client, with the share.
 
-        CUDA does not say how much memory it may take: that the limit is set is checked.
+        CUDA does not report the limit of memory, so only the variable is checked.
         """
         verify_cores(spec)
         try:
@@ -117,7 +117,7 @@ class MpsBackend(GpuBackend):
 
 
 class Daemons:
-    """Daemons that this process owns, one a GPU, noted in a lease from before they are started."""
+    """Runs daemons of this process, one for each GPU, which a lease notes before they start."""
 
     def __init__(self) -> None:
         self._lease = Lease("mps")
@@ -126,13 +126,13 @@ class Daemons:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Returns what has launchers of other processes join these daemons."""
+        """Returns the variables by which launchers in other processes join these daemons."""
         return {_JOINED: str(self._lease.directory)}
 
     def start(self, uuid: str, chunks: Mapping[int, int] | None = None) -> dict[int, str]:
-        """Starts that of a GPU; returns static partitions of so many `chunks`, by gmi_id.
+        """Starts the daemon of a GPU; returns static partitions of these `chunks`, by gmi_id.
 
-        None where the driver knows no partitions: its version is not always known.
+        Empty where the driver has no partitions, as its version is not always known before.
         """
         index = len(self._notes)
         self._notes[uuid] = self._lease.note({"device_uuid": uuid, "index": index})
@@ -150,7 +150,7 @@ class Daemons:
         return self._of[uuid]
 
     def release(self) -> None:
-        """Stops all, within 20 s; one that cannot be ended stays noted (MpsError)."""
+        """Stops all daemons within 20 s; one that cannot be ended stays noted (MpsError)."""
         if self._lease.closed:
             return
         try:
@@ -171,7 +171,7 @@ class Daemons:
 def shared_daemons(uuids: Collection[str]) -> Iterator[dict[str, str]]:
     """Runs a daemon for each of these GPUs; yields the variables by which launches join them.
 
-    Without GPUs it does nothing. One that does not stop is warned of: the next launch ends it.
+    Without GPUs it does nothing. It warns of one that does not stop, which the next launch ends.
     """
     if not uuids:
         yield {}
@@ -192,14 +192,14 @@ def shared_daemons(uuids: Collection[str]) -> Iterator[dict[str, str]]:
 
 
 class JoinedDaemons:
-    """The daemons of whoever started this launcher, which it neither starts nor stops."""
+    """Uses daemons of the process that started this launcher, without starting or stopping any."""
 
     def __init__(self, directory: Path) -> None:
         self._of = {daemon.device_uuid: daemon for daemon in _daemons_of(read_notes(directory))}
         self._directory = directory
 
     def start(self, uuid: str, chunks: Mapping[int, int] | None = None) -> dict[int, str]:
-        """Sees that there is one; partitions are for who starts it."""
+        """Checks that the daemon answers; only its owner can make partitions."""
         if uuid not in self._of:
             raise MpsError(
                 f"{_JOINED}={self._directory}; no MPS daemon of GPU {uuid} is noted there. It is "
@@ -212,7 +212,7 @@ class JoinedDaemons:
         return self._of[uuid]
 
     def release(self) -> None:
-        """Leaves them."""
+        """Does nothing, as the daemons stay."""
 
 
 def _daemons_of(lease: LeaseNotes) -> list[Daemon]:
@@ -220,7 +220,7 @@ def _daemons_of(lease: LeaseNotes) -> list[Daemon]:
 
 
 class MpsSlices(Slices):
-    """The clients of the daemons of a run: its own, or those that it shares with other launches."""
+    """Makes GMIs clients of daemons of this run, or of daemons shared with other launches."""
 
     def __init__(self, gmis: Sequence[GmiSpec], topology: Topology) -> None:
         by_gpu: dict[str, list[GmiSpec]] = {}
@@ -235,7 +235,7 @@ class MpsSlices(Slices):
                 chunks = partition(specs, topology.devices[specs[0].gpu_id], topology.cuda)
                 self._partitions |= self._daemons.start(uuid, chunks)
         except BaseException:
-            with contextlib.suppress(MpsError):  # the first one says more
+            with contextlib.suppress(MpsError):  # the first error says more
                 self.release()
             raise
 
@@ -261,7 +261,7 @@ class MpsSlices(Slices):
     def _fence(self, uuid: str, pids: Sequence[int]) -> None:
         daemon = self._daemons.of(uuid)
         try:
-            if uuid in self._mute:  # it has held some up: the next need not wait as long
+            if uuid in self._mute:  # it has been late before, so the next wait is short
                 daemon.servers(_AGAIN)
                 self._mute.discard(uuid)
             daemon.terminate(pids, _FENCE)
@@ -269,13 +269,13 @@ class MpsSlices(Slices):
             self._mute.add(uuid)
 
     def release(self) -> None:
-        """Stops the run's own daemons, within 20 s; one that cannot be ended stays noted."""
+        """Stops the run's own daemons within 20 s; one that cannot be ended stays noted."""
         self._daemons.release()
 
 
 def _verify_share(spec: GmiSpec, device: Device, seen: int) -> None:
-    """Raises SliceError where CUDA gives another share; warns where it may be a rounded one."""
-    if device.sm_count is None:  # then there is nothing to compare with
+    """Raises SliceError if CUDA reports another share; warns if it may be a rounded one."""
+    if device.sm_count is None:  # nothing to compare with
         return
     if os.environ.get(_PARTITION):
         expected, tolerance = num_chunks(spec, device) * chunk_sms(device), 0
@@ -309,9 +309,9 @@ def num_chunks(spec: GmiSpec, device: Device) -> int:
 def partition(
     gmis: Sequence[GmiSpec], device: Device, cuda: tuple[int, int] | None
 ) -> dict[int, int]:
-    """Returns chunks by gmi_id, for the GMIs of one GPU; none where caps are better.
+    """Returns the chunks of the GMIs of one GPU, by gmi_id; none where caps are better.
 
-    They are where shares overlap, and where whole chunks are less than 90 % of somebody's share.
+    Caps are better where shares overlap, or whole chunks are less than 90 % of somebody's share.
     """
     if cuda is not None and cuda < _STATIC_CUDA:
         return {}
@@ -326,7 +326,7 @@ def partition(
 
 
 def _share_sms(spec: GmiSpec, sm_count: int) -> int:
-    """Returns the SMs that a cap of the GMI's share leaves it."""
+    """Returns the SMs that the GMI has under a cap of its share."""
     return sm_count * (spec.sm_percent or 100) // 100
 
 
@@ -336,6 +336,6 @@ def mem_limit(spec: GmiSpec) -> str | None:
 
 
 def _daemon_log() -> str:
-    """Returns the last lines of the daemon's log, for who reads the error."""
+    """Returns the last lines of the daemon's log, for errors."""
     tail = log_tail(Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", "")))
     return f"\n{tail}" if tail else ""

@@ -1,4 +1,4 @@
-"""Runs an MPS control daemon of our own, through NVIDIA's program nvidia-cuda-mps-control.
+"""Runs a private MPS control daemon through NVIDIA's program nvidia-cuda-mps-control.
 
 With -d it starts the daemon that CUDA_MPS_PIPE_DIRECTORY names, without it asks that daemon. Its
 exit code says only whether a daemon answered: what a command did is in what is printed.
@@ -28,21 +28,21 @@ IN_CONTAINERS: Final = "/usr/local/nvidia/bin"  # the driver's programs, often n
 _START: Final = timedelta(seconds=15)
 _ANSWER: Final = timedelta(seconds=5)
 _QUIT_S: Final = 3  # servers get this long before the daemon ends them
-_GONE: Final = timedelta(seconds=_QUIT_S + 2)  # then all of its processes have ended
+_GONE: Final = timedelta(seconds=_QUIT_S + 2)  # by then all of its processes have ended
 _TERMINATED: Final = timedelta(seconds=2)
 _KILLED: Final = timedelta(seconds=5)
-_LOOK_S: Final = 0.02  # between two looks at processes
+_LOOK_S: Final = 0.02  # between two checks of processes
 _LOG_LINES: Final = 10
 _PROGRAM: Final = "nvidia-cuda-mps-"  # clients have the directory in their environment too
-_OURS: Final = ("CUDA_MPS_", "CUDA_VISIBLE_DEVICES")  # of the caller: not for a daemon of ours
+_OURS: Final = ("CUDA_MPS_", "CUDA_VISIBLE_DEVICES")  # that the daemon must not inherit
 
 
 class MpsError(GmiError):
-    """An MPS daemon could not be started, asked or stopped: what it said, rule, remedy."""
+    """An MPS daemon could not be started, asked or stopped: its output, rule, remedy."""
 
 
 def program(name: str) -> str | None:
-    """Finds one of NVIDIA's programs on PATH, or where containers have the driver's."""
+    """Finds one of NVIDIA's programs on PATH, or in the driver's folder of containers."""
     return shutil.which(name, path=_path())
 
 
@@ -56,7 +56,7 @@ def _path() -> str:
 
 
 class Daemon:
-    """The daemon with its pipe in `directory`/p<index>, for one GPU; whoever has that speaks to it.
+    """Controls the daemon of one GPU whose pipe is in `directory`/p<index>, whoever started it.
 
     `directory` must be private (0700), and short: sockets are made below it.
     """
@@ -99,7 +99,7 @@ class Daemon:
                 process = subprocess.run(
                     [control, *options], env=self._control_environment(), stdin=subprocess.DEVNULL,
                     stdout=file, stderr=subprocess.STDOUT, timeout=_START.total_seconds(),
-                    check=False, start_new_session=True,  # Ctrl-C in the terminal is not for it
+                    check=False, start_new_session=True,  # Ctrl-C must not reach it
                 )  # fmt: skip
             except subprocess.TimeoutExpired:
                 fault = f"{command} has not come back after {_START.total_seconds():g} s"
@@ -119,9 +119,9 @@ class Daemon:
             time.sleep(_LOOK_S)
 
     def ask(self, command: str, timeout: timedelta | None = None) -> str:
-        """Returns what the daemon prints on a command; MpsError if none answers by the deadline.
+        """Returns the daemon's output on a command; MpsError if it does not answer by the deadline.
 
-        The deadline is in 5 s unless `timeout` is given. Blanks around the answer are left out.
+        The deadline is in 5 s unless `timeout` is given. The output is stripped.
         """
         timeout = timeout or _ANSWER
         try:
@@ -140,7 +140,7 @@ class Daemon:
         return process.stdout.strip()
 
     def active_thread_percentage(self) -> float:
-        """Returns the share of the GPU that clients get at most; an answer means it is well."""
+        """Returns the largest share of the GPU that clients get; MpsError if it is not well."""
         answer = self.ask("get_default_active_thread_percentage")
         try:
             return float(answer)
@@ -156,10 +156,10 @@ class Daemon:
         return _numbers(self.ask(f"get_client_list {server}", timeout))
 
     def terminate(self, pids: Collection[int], timeout: timedelta) -> list[int]:
-        """Makes servers let go of clients, and returns those asked for, by `timeout`.
+        """Has servers terminate clients within `timeout`; returns the clients it has asked for.
 
-        All are asked at once, as one that hangs is let go of late. A server with a fatal fault has
-        nothing under way. MpsError if the daemon does not answer.
+        All are asked at once, as a hanging client takes long. One with a fatal fault, which has no
+        work in flight, is left out. MpsError if the daemon does not answer.
         """
         deadline_s = time.monotonic() + timeout.total_seconds()
 
@@ -187,7 +187,7 @@ class Daemon:
     def stop(self) -> bool:
         """Ends the daemon and its servers within 20 s; returns whether any ran.
 
-        MpsError if even SIGKILL does not help. One in another container can only be asked.
+        MpsError if even SIGKILL does not help. A daemon in another container can only be asked.
         """
         alive = processes_of_pipe(self.pipe)
         if not alive and not (self.pipe / "control").exists():
@@ -214,7 +214,7 @@ class Daemon:
 
     def _control_environment(self) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(_OURS)}
-        return {**inherited, **self.environment(), "PATH": _path()}  # it looks for its server
+        return {**inherited, **self.environment(), "PATH": _path()}  # on which it finds its server
 
 
 def log_tail(logs: Path) -> str:
@@ -254,7 +254,7 @@ def wait_gone(pipe: Path, timeout: timedelta) -> list[psutil.Process]:
 
 
 def signal_all(pipe: Path, number: int) -> None:
-    """Sends a signal to each of them, and to nobody who has got a pid of theirs since."""
+    """Sends a signal to each of them, but not to a process that has reused a pid."""
     for process in processes_of_pipe(pipe):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
