@@ -7,6 +7,7 @@ are 2.5 times as fast as it is with two.
 
     <task>/one    one GMI of one core, against Stable-Baselines3 with one
     <task>/two    two GMIs, against Stable-Baselines3 with the threads of two
+    <task>/bf16   one GMI of one core with `precision: bf16`, against the same in fp32 (SAC and TD3)
     <task>/apex   an agent and a trainer apart, each with a core, against RLlib's DQN with an env
                   runner beside its learner on the same two cores: prioritised, three steps, an
                   update for every four steps on both sides (`peer_updates_per_step`)
@@ -43,6 +44,7 @@ TASKS: Final[Mapping[str, tuple[str, str, Sequence[int], int, int]]] = {
     "cartpole_dqn": ("dqn", "CartPole-v1", (128, 128), 64, 6_144),
 }
 APEX: Final = "lunarlander_dqn"
+ROWS: Final = ("one", "two", "bf16")
 NUM_ENV: Final = 8
 HORIZON: Final = 8
 START: Final = 256  # steps before the first update
@@ -51,14 +53,15 @@ TO_RETURN: Final = 200.0
 APEX_WARMUP: Final = 32  # segments, four times the steps before the first update
 
 
-def ours(task: str, cores: Sequence[int]) -> Callable[[], Rates]:
-    """Returns what runs a task once, in a GMI on each of `cores`."""
+def ours(task: str, cores: Sequence[int], **changes: Any) -> Callable[[], Rates]:
+    """Returns what runs a task once, in a GMI on each of `cores`; `changes`: of its algorithm."""
     name, env, net, batch, steps = TASKS[task]
     gmis, warmup = len(cores), START // (NUM_ENV * HORIZON) + 2
     algorithm: dict[str, Any] = {
         "name": name, "network": list(net), "activation": "relu", "horizon": HORIZON,
         "batch_size": batch // gmis, "replay_start": START // gmis, "replay_capacity": 100_000,
         "updates_per_row": float(gmis),  # each row of a GMI's own; together one for each step
+        **changes,
     }  # fmt: skip
     algorithm |= {"epsilon_steps": START} if name == "dqn" else {"random_steps": START}
     config = {
@@ -94,6 +97,27 @@ def answer_of(command: Sequence[str]) -> Rates:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     rates: Rates = json.loads(done.stdout.splitlines()[-1])
     return rates
+
+
+def measure(python: str, task: str, rows: Sequence[str], rounds: int) -> None:
+    """Measures these of a task's rows, in turn."""
+    both = sorted(os.sched_getaffinity(0))[:2]
+    one, pairs = both[:1], {}
+    ways: dict[str, Callable[[], Rates]] = {}
+    for row, cores in (("one", one), ("two", both)):
+        if row in rows:
+            ways[row], ways[f"sb3 {row}"] = ours(task, cores), peer(python, task, cores)
+            pairs[row] = f"sb3 {row}", "Stable-Baselines3"
+    if "bf16" in rows and TASKS[task][0] != "dqn":
+        ways["one"], ways["bf16"] = ours(task, one), ours(task, one, precision="bf16")
+        pairs["bf16"] = "one", "fp32"
+    rates = {
+        way: [run["steps_per_s"] for run in runs] for way, runs in in_turn(ways, rounds).items()
+    }
+    for row, (other, name) in pairs.items():
+        emit_pairs(
+            "offpolicy", f"{task}/{row}", "steps/s", rates[row], rates[other], peer_name=name
+        )
 
 
 def apex_config() -> dict[str, Any]:
@@ -179,30 +203,20 @@ def measure_apex(python: str, rounds: int, seconds: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", nargs="+", choices=(*TASKS, APEX), default=[*TASKS, APEX])
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS, help="but for Ape-X")
     parser.add_argument("--to-return", type=int, default=0, metavar="SEEDS")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="of RLlib, in row apex")
     parser.add_argument("--python", default=sys.executable)
     options = parser.parse_args()
-    both = sorted(os.sched_getaffinity(0))[:2]
     for task in options.tasks:
         if task == APEX:
             if options.rounds:
                 measure_apex(options.python, options.rounds, options.seconds)
             if options.to_return:
                 measure_to_return(options.to_return)
-            continue
-        ways: dict[str, Callable[[], Rates]] = {}
-        for word, cores in (("one", both[:1]), ("two", both)):
-            ways[word] = ours(task, cores)
-            ways[f"sb3 {word}"] = peer(options.python, task, cores)
-        found = in_turn(ways, options.rounds)
-        rates = {way: [one["steps_per_s"] for one in runs] for way, runs in found.items()}
-        for word in ("one", "two"):
-            emit_pairs(
-                "offpolicy", f"{task}/{word}", "steps/s", rates[word], rates[f"sb3 {word}"],
-                peer_name="Stable-Baselines3",
-            )  # fmt: skip
+        else:
+            measure(options.python, task, options.rows, options.rounds)
     runtime.shutdown()
 
 
