@@ -60,9 +60,9 @@ def resize(
     if not is_trained(folder.path):
         rule, remedy = "it does not train", "Go on with it: gmi-drl launch --resume."
         raise ResizeError(value=folder.path, rule=rule, remedy=remedy)
-    words = list(overrides)
-    words += _followed(folder, words, keep)
-    request = ResizeRequest(uuid.uuid4().hex, tuple(words))
+    all_overrides = list(overrides)
+    all_overrides += _derived_overrides(folder, all_overrides, keep)
+    request = ResizeRequest(uuid.uuid4().hex, tuple(all_overrides))
     try:
         make_request(folder.path, request)
     except FileExistsError:
@@ -72,10 +72,10 @@ def resize(
         rule = f"nothing can be asked of it ({error.strerror})"
         remedy = "Only who may write to its folder can resize a run."
         raise ResizeError(value=folder.path, rule=rule, remedy=remedy) from error
-    return _awaited(folder.path, request, timeout_s, say)
+    return _wait_for_answer(folder.path, request, timeout_s, say)
 
 
-def _followed(folder: RunFolder, words: list[str], keep: Keep) -> list[str]:
+def _derived_overrides(folder: RunFolder, words: list[str], keep: Keep) -> list[str]:
     """Returns what follows the numbers of a change, as overrides; ConfigError if it cannot be."""
     path = folder.path / "config.yaml"
     before, wanted = load_config(path), load_config(path, words)
@@ -89,10 +89,10 @@ def _followed(folder: RunFolder, words: list[str], keep: Keep) -> list[str]:
     return followed(before, devices, wanted, wanted_devices, keep, names)
 
 
-def _awaited(
+def _wait_for_answer(
     run: Path, request: ResizeRequest, timeout_s: float, say: Callable[[str], object]
 ) -> ResizeAnswer:
-    deadline_s, told = time.monotonic() + timeout_s, ""
+    deadline_s, last = time.monotonic() + timeout_s, ""
     while True:
         trains = is_trained(run)  # before the answer is looked for, which may be the last
         answer = answer_in(run)
@@ -101,15 +101,15 @@ def _awaited(
                 return answer
             if answer.state != "changing":
                 raise ResizeError(f"{run}: the resize was {answer.state}: {answer.text}")
-            if answer.text != told:
-                say(told := answer.text)
+            if answer.text != last:
+                say(last := answer.text)
         if not trains and not is_trained(run):
             withdraw_request(run)
             raise ResizeError(f"{run}: it came to its end before it could be resized.")
         if time.monotonic() > deadline_s:
-            if told == "":
+            if last == "":
                 withdraw_request(run)
-            what = "is still at it" if told else "has not looked at the request, which is withdrawn"
+            what = "is still at it" if last else "has not looked at the request, which is withdrawn"
             raise ResizeError(
                 f"{run}: its launcher {what} after {timeout_s:g} s. An iteration that takes long "
                 "is waited for: give a longer --timeout."

@@ -121,10 +121,10 @@ class _Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.allow_extra_args = True
         extra: list[str] = super().parse_args(ctx, args)
-        takes = any("--set" in one.opts for one in self.params)
-        if takes and (settings := [word for word in extra if _SETTING.match(word)]):
-            wanted = " ".join(f"--set {shlex.quote(word)}" for word in settings)
-            ctx.fail(f"{', '.join(settings)}: a setting is given by --set. Write {wanted}.")
+        takes_settings = any("--set" in parameter.opts for parameter in self.params)
+        if takes_settings and (settings := [word for word in extra if _SETTING.match(word)]):
+            suggestion = " ".join(f"--set {shlex.quote(word)}" for word in settings)
+            ctx.fail(f"{', '.join(settings)}: a setting is given by --set. Write {suggestion}.")
         if extra:
             ctx.fail(f"unexpected: {' '.join(extra)}")
         return extra
@@ -155,6 +155,6 @@ def guarded(run: Callable[[], int]) -> int:
 
 
 def tell(what: object, error: BaseException) -> None:
-    """Prints it to the errors, and what was noted on the way of the error."""
+    """Prints `what`, and the notes that the error carries, to standard error."""
     for text in (what, *getattr(error, "__notes__", ())):
         print(printable_lines(text), file=sys.stderr)

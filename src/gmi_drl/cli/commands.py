@@ -99,13 +99,13 @@ def launch(
         raise typer.BadParameter("--parallel is for --seeds, which is not given")
     from gmi_drl import launching
 
-    words = [*(overrides or []), *(["run.profile=true"] if profile else [])]
+    all_overrides = [*(overrides or []), *(["run.profile=true"] if profile else [])]
     if seeds is not None:
         assert config is not None
-        return _launch_seeds(config, seeds, parallel, words, quiet, plain)
+        return _launch_seeds(config, seeds, parallel, all_overrides, quiet, plain)
     result = launching.launch(
         config,
-        overrides=words,
+        overrides=all_overrides,
         resume=resume,
         view=view_for(quiet, plain),
         keep_gcs=True,  # the runtime was started for this run alone
@@ -177,12 +177,12 @@ def check(config: ConfigFile, overrides: Overrides = None) -> int:
     except ConfigError as error:
         faults, loaded = list(error.faults), error.partial
     if loaded is not None:
-        tried = try_user_code(loaded, config.resolve().parent)
-        tried = dataclasses.replace(
-            tried, faults=with_places(tried.faults, config, overrides or [])
+        report = try_user_code(loaded, config.resolve().parent)
+        report = dataclasses.replace(
+            report, faults=with_places(report.faults, config, overrides or [])
         )
-        faults += [*faults_of(loaded, tried, auto_faults), *section_faults(loaded)]
-        notes = tried.notes
+        faults += [*faults_of(loaded, report, auto_faults), *section_faults(loaded)]
+        notes = report.notes
     if faults:
         number = f"{len(faults)} {'fault' if len(faults) == 1 else 'faults'}"
         print(f"{config}: {number}", file=sys.stderr)
@@ -255,8 +255,8 @@ def plan(
             console.out(line, highlight=False)
     with importable(folder):
         classes, trainers = classes_of(resolved, gmis, None), gmis.holding("trainer")
-        asked = {"trainer": classes[trainers[0].roles[-1]]} if trainers else {}
-        reduction = reduction_of(resolved, host, _links(measure), ask_size=True, **asked)
+        options = {"trainer": classes[trainers[0].roles[-1]]} if trainers else {}
+        reduction = reduction_of(resolved, host, _links(measure), ask_size=True, **options)
     rows = plan_tables.compare_templates(resolved, gmis)
     if layout is not None:
         write_file("--layout", layout, to_yaml(host))
@@ -275,9 +275,9 @@ def plan(
     plan_tables.print_templates(console, resolved.mode, rows)
     plan_tables.print_reduction(console, reduction, host)
     plan_tables.print_layout(console, gmis, reduction, reason)
-    for what, written in (("layout", layout), ("picture", svg)):
-        if written is not None:
-            console.out(f"{what}: {written}", highlight=False)
+    for label, path in (("layout", layout), ("picture", svg)):
+        if path is not None:
+            console.out(f"{label}: {path}", highlight=False)
     return 0
 
 
@@ -460,12 +460,12 @@ def lineage(
     from gmi_drl.report.lineage import LineageReader, as_dot, as_text
     from gmi_drl.report.run_state import opened, store_of
 
-    asked = [gmi is not None, killed, longest_lag]
+    questions = [gmi is not None, killed, longest_lag]
     words = [word for word in (id, None if run is None else str(run)) if word is not None]
     # RUN policy@N reads as well as policy@N RUN; a question needs no ID.
     words.sort(key=lambda word: not word.startswith(policy_lineage.PREFIX))
-    name = words.pop(0) if words and not any(asked) else None
-    if sum(asked) + (name is not None) != 1 or len(words) > 1:
+    name = words.pop(0) if words and not any(questions) else None
+    if sum(questions) + (name is not None) != 1 or len(words) > 1:
         raise typer.BadParameter(
             "give one thing to ask for: ID, --gmi, --killed or --longest-lag; and a RUN"
         )
@@ -482,13 +482,13 @@ def lineage(
         policies = policy_lineage.PolicyReader(store)
         answer: object
         if gmi is not None:
-            given = policies.contributions(gmi, after)
-            answer = [dataclasses.asdict(one) for one in given]
-            lines = policy_lines.contribution_lines(given, gmi, after)
+            contributions = policies.contributions(gmi, after)
+            answer = [dataclasses.asdict(c) for c in contributions]
+            lines = policy_lines.contribution_lines(contributions, gmi, after)
         elif killed:
-            died = policies.killed()
-            answer = [dataclasses.asdict(one) for one in died]
-            lines = policy_lines.killed_lines(died)
+            deaths = policies.killed()
+            answer = [dataclasses.asdict(c) for c in deaths]
+            lines = policy_lines.killed_lines(deaths)
         elif longest_lag:
             policy = policies.longest_lag()
             answer, lines = policy_lines.as_json(policy), policy_lines.lag_lines(policy)

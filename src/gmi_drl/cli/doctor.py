@@ -74,8 +74,8 @@ class Diagnosis:
         usable = [n.removeprefix("backend ") for n in works if n.startswith("backend ")]
         on_gpu = any(device.kind == "gpu" for device in self.topology.devices)
         where = f"works with backends {', '.join(usable)}" if on_gpu else "works on CPU cores"
-        also = f"; broken: {', '.join(broken)}" if broken else ""
-        return f"This machine {where}{also}."
+        broken_text = f"; broken: {', '.join(broken)}" if broken else ""
+        return f"This machine {where}{broken_text}."
 
     def as_json(self) -> dict[str, Any]:
         """Returns everything as JSON's types."""
@@ -163,13 +163,13 @@ def _layout(topology: Topology, backend: str) -> Layout:
 
 
 def _described(key: LinkKey, link: Link) -> str:
-    each = f"{key.at_once} x {key.ranks}" if key.at_once > 1 else str(key.ranks)
+    ranks = f"{key.at_once} x {key.ranks}" if key.at_once > 1 else str(key.ranks)
     rate = "" if not link.beta_s_per_byte else f", then {link.bandwidth / 1e9:.3g} GB/s"
-    return f"{each} GMIs: {duration_text(link.alpha_s)}{rate}"
+    return f"{ranks} GMIs: {duration_text(link.alpha_s)}{rate}"
 
 
 def _torch(topology: Topology, say: Callable[[str], None]) -> Iterator[HealthFinding]:
-    """torch with its CUDA, NCCL, and cupy: of interest where there is a GPU."""
+    """Yields findings on torch, its CUDA, NCCL and cupy."""
     count = sum(device.kind == "gpu" for device in topology.devices)
     if not count:
         yield HealthFinding("torch", "ok", installed("torch") or "of unknown version")
@@ -261,12 +261,12 @@ def _print_gpus(console: Console, topology: Topology) -> None:
 
 def _mig(device: Device) -> str:
     counts = Counter(instance.profile for instance in device.mig)
-    shown = ", ".join(f"{count} x {profile}" for profile, count in counts.items())
-    return (shown or "on, empty") if device.mig_mode else "off"
+    profiles = ", ".join(f"{count} x {profile}" for profile, count in counts.items())
+    return (profiles or "on, empty") if device.mig_mode else "off"
 
 
 def _short(link: str) -> str:
-    """Narrow enough for eight of them in a row."""
+    """Shortens the name of a link, so that eight of them fit in a row."""
     shorter = {"host bridge": "bridge", "NUMA node": "node", "PCIe switch": "PCIe"}
     shorter |= {"PCIe switches": "PCIe+", "same board": "board", "": "-"}
     return shorter.get(link, link.replace("NVLink x", "NV"))

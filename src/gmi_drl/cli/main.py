@@ -46,25 +46,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 @contextmanager
 def warnings_without_source() -> Iterator[None]:
     """In this block a warning is printed as its text alone, unless it is of a kind of its own."""
-    usual = warnings.formatwarning
+    default_format = warnings.formatwarning
 
     def text(message: Warning | str, category: type[Warning], *where: Any, **line: Any) -> str:
         if category is UserWarning:
             return f"warning: {message}\n"
-        return usual(message, category, *where, **line)
+        return default_format(message, category, *where, **line)
 
     warnings.formatwarning = text
     try:
         yield
     finally:
-        warnings.formatwarning = usual
+        warnings.formatwarning = default_format
 
 
 @contextmanager
 def _fork_server(words: Sequence[str]) -> Iterator[None]:
-    """Before all else, let the fork server import torch while this process does the rest."""
-    elsewhere = any(word.partition("=")[0] == _SEEDS for word in words)
-    if not words or words[0] not in _RUNNING or _LOOKING & set(words) or elsewhere:
+    """Starts the fork server, which imports torch while this process does the rest."""
+    has_seeds = any(word.partition("=")[0] == _SEEDS for word in words)
+    if not words or words[0] not in _RUNNING or _LOOKING & set(words) or has_seeds:
         yield
         return
     from gmi_drl import runtime

@@ -66,8 +66,8 @@ def evaluate(
         for run in runs:
 
             def show(ended: int, of: int, mean: float, run: Path = run) -> None:
-                so_far = f", mean {mean:,.1f}" if ended else ""
-                status.update(Text(f"{printable(run)}: {ended} of {of} episodes{so_far}"))
+                mean_text = f", mean {mean:,.1f}" if ended else ""
+                status.update(Text(f"{printable(run)}: {ended} of {of} episodes{mean_text}"))
 
             try:
                 evaluation = evaluated(
@@ -89,7 +89,7 @@ def evaluate(
             else:
                 evaluations.append(evaluation)
     if as_json:
-        print(json.dumps([one.as_json() for one in evaluations], indent=1))
+        print(json.dumps([e.as_json() for e in evaluations], indent=1))
     elif evaluations:
         print_evaluations(console_for(), evaluations)
     return code
@@ -172,15 +172,15 @@ def export(
         file = output or folder / f"policy{'' if name is None else f'_{name}'}.{form.value}"
         if card:
             refuse_other_files(file)
-        said = export_policy(policy, form.value, file)
-        print(f"policy: {file} ({said})")
+        result = export_policy(policy, form.value, file)
+        print(f"policy: {file} ({result})")
     if card:
         with Console(stderr=True).status("evaluating") as status:  # shown on a terminal alone
             evaluation = evaluated(run, checkpoint=checkpoint, overrides=overrides or ())
-            written = write_card(
+            card_file = write_card(
                 policy, file, form.value, evaluation,
                 overrides=overrides or (),
                 progress=lambda line: status.update(Text(f"filming: {printable(line)}")),
             )  # fmt: skip
-        print(f"card: {written}\nTo publish it: hf upload NAME {shlex.quote(str(file.parent))}")
+        print(f"card: {card_file}\nTo publish it: hf upload NAME {shlex.quote(str(file.parent))}")
     return 0

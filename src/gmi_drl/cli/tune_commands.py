@@ -170,7 +170,7 @@ def _show(given: Path | None, overrides: list[str], output: Path | None, plain: 
     console = console_for(plain)
     report.show(console, recorded)
     folder, problem = _folder_of(given, output), ", it has another tune's"
-    if not _is_of_another(folder, recorded):
+    if not _is_other_record(folder, recorded):
         try:
             _say(console, "pictures", tune_picture.draw(recorded, folder))
             return 0
@@ -198,8 +198,8 @@ def _recorded(given: Path | None, overrides: list[str]) -> TuneRecord:
     except OSError as error:
         if request is None or not isinstance(error, (FileNotFoundError, NotADirectoryError)):
             raise BadPath(f"{path}: {error.strerror}. Give a config, or a record.") from None
-    if (made := _report_of(given) / _COPY).exists():  # of a config that tuning has written
-        return record.read(made)
+    if (copy := _report_of(given) / _COPY).exists():  # of a config that tuning has written
+        return record.read(copy)
     why, remedy = "", f"Tune first: gmi-drl tune {given}"
     if (other := request.elsewhere()) is not None:
         why, remedy = f": {other[0]}", f"{remedy}; or see that one: gmi-drl tune --show {other[1]}"
@@ -227,16 +227,16 @@ def _report_of(config: Path) -> Path:
     return TunedFile(config).report
 
 
-def _is_of_another(folder: Path, recorded: TuneRecord) -> bool:
+def _is_other_record(folder: Path, recorded: TuneRecord) -> bool:
     """Tells whether the report that is there is one of another record."""
     from gmi_drl.selector.errors import RecordError
     from gmi_drl.selector.record import record
 
     try:
-        there = record.read(folder / _COPY)
+        present = record.read(folder / _COPY)
     except (OSError, RecordError):
         return False
-    return there.header.get("key") != recorded.header.get("key")
+    return present.header.get("key") != recorded.header.get("key")
 
 
 def _say(console: Console, what: str, paths: Sequence[Path]) -> None:

@@ -25,16 +25,16 @@ def print_forecast(
     console: Console, hardware: Hardware, work: Work, rows: Sequence[Forecast]
 ) -> None:
     """Prints the figures that it stands on, an iteration's parts, and a line for each size."""
-    shown = []
+    figures = []
     for key, figure in (*hardware.tasks[work.env_id].figures.items(), *hardware.figures.items()):
-        between = "" if figure.low == figure.high else f"{figure.low:g} to {figure.high:g}"
-        shown.append([key, f"{figure.value:g}", between, figure.basis, figure.source])
+        bounds = "" if figure.low == figure.high else f"{figure.low:g} to {figure.high:g}"
+        figures.append([key, f"{figure.value:g}", bounds, figure.basis, figure.source])
     columns = ["figure", "value", "range", "basis", "source"]
-    print_folded(console, f"Figures of {hardware.name} ({hardware.device})", columns, shown)
+    print_folded(console, f"Figures of {hardware.name} ({hardware.device})", columns, figures)
     ends = rows if len(rows) == 1 else (rows[0], rows[-1])
     parts = [
         [term, *(duration_text(row.seconds[term]) for row in ends)]
-        for term in sorted(rows[-1].seconds, key=lambda one: -rows[-1].seconds[one])
+        for term in sorted(rows[-1].seconds, key=lambda name: -rows[-1].seconds[name])
         if any(row.seconds[term] > 0 for row in ends)
     ]
     columns = ["part", *(counted(row.hosts, "host") for row in ends)]
@@ -69,11 +69,11 @@ def print_candidates(
     top = best[0].worth(objective)
     lines = [
         [
-            str(one.candidate.row.gmi_per_gpu), f"{one.candidate.num_env:,}",
-            f"{one.candidate.horizon}", f"{one.candidate.samples * hosts:,}",
-            _short(one.steps_per_s), f"{one.learned:.2g}", f"{one.worth(objective) / top:.2f}",
+            str(c.candidate.row.gmi_per_gpu), f"{c.candidate.num_env:,}",
+            f"{c.candidate.horizon}", f"{c.candidate.samples * hosts:,}",
+            _short(c.steps_per_s), f"{c.learned:.2g}", f"{c.worth(objective) / top:.2f}",
         ]
-        for one in best[:_SHOWN]
+        for c in best[:_SHOWN]
     ]  # fmt: skip
     columns = [
         "GMIs a GPU",

@@ -101,7 +101,7 @@ def device_text(device: Device) -> str:
 def reduction_steps(layout: Layout, plan: ReductionPlan) -> list[Exchange]:
     """Lists who reduces gradients with whom, in the order it is done; [] when nobody has to.
 
-    Each host does as planned by itself, and then the first GMI of each with the others'.
+    Each host first reduces as planned, and then the first trainer of each host with the others.
     """
     if layout.hosts == 1:
         return _steps_within(layout, plan)
@@ -135,7 +135,7 @@ def _steps_within(layout: Layout, plan: ReductionPlan) -> list[Exchange]:
 def channel_groups(layout: Layout) -> list[Exchange]:
     """Lists what GMIs send each other beside gradients, those with the same peers together.
 
-    That is GMIs of one host.
+    Channels join GMIs of one host.
     """
     groups: list[Exchange] = []
     for host in range(layout.hosts):
@@ -174,17 +174,17 @@ def _part_of(gmi: GmiSpec, device: Device) -> tuple[str, float | None, float | N
     """
     if gmi.mig is not None:
         instance = instance_at(device, gmi.mig)
-        whole = max((profile.size for profile in profiles_of(device)), default=8)
+        total = max((profile.size for profile in profiles_of(device)), default=8)
         size = 1 if instance is None else instance.size
-        return f"{gmi.mig.profile} at {gmi.mig.start}", size / whole, gmi.mig.start / whole
+        return f"{gmi.mig.profile} at {gmi.mig.start}", size / total, gmi.mig.start / total
     if device.kind == "cpu":
-        has, count = len(gmi.cores), max(1, len(device.cores))
-        known = gmi.cores and gmi.cores[0] in device.cores
-        begin = device.cores.index(gmi.cores[0]) / count if known else None
-        return f"{has} of {counted(len(device.cores), 'core')}", has / count, begin
+        own, count = len(gmi.cores), max(1, len(device.cores))
+        is_listed = gmi.cores and gmi.cores[0] in device.cores
+        begin = device.cores.index(gmi.cores[0]) / count if is_listed else None
+        return f"{own} of {counted(len(device.cores), 'core')}", own / count, begin
     if gmi.backend == "green" and (groups := num_groups(device)):
-        has = groups_of(gmi.sm_percent, groups)
-        return f"{has} of {groups} SM groups", has / groups, None
+        own = groups_of(gmi.sm_percent, groups)
+        return f"{own} of {groups} SM groups", own / groups, None
     if gmi.sm_percent is None:
         return "all SMs", None, None
     return f"{gmi.sm_percent} % of SMs", gmi.sm_percent / 100, None
@@ -202,11 +202,11 @@ def layout_lines(layout: Layout, plan: ReductionPlan, width: int = 100) -> list[
         words = f"GMI {gmi.gmi_id}", share_text(gmi, device), memory_text(gmi, device)
         cells[gmi.gmi_id] = (*words, "+".join(gmi.roles))
     widths = [max(len(row[i]) for row in cells.values()) for i in range(4)]
-    bar = max(_LEAST, min(_BAR, width - 3 - sum(each + 2 for each in widths if each)))
+    bar = max(_LEAST, min(_BAR, width - 3 - sum(w + 2 for w in widths if w)))
     for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
-        name = f"{_named(layout, device)}  {device.name}"
-        what = device_text(device)
-        lines.append(name + (f": {what}" if what else ""))
+        name = f"{_device_label(layout, device)}  {device.name}"
+        details = device_text(device)
+        lines.append(name + (f": {details}" if details else ""))
         if not ids:
             lines.append("└─ no GMI")
         for i in ids:
@@ -225,7 +225,7 @@ def layout_lines(layout: Layout, plan: ReductionPlan, width: int = 100) -> list[
     return lines
 
 
-def _named(layout: Layout, device: Device) -> str:
+def _device_label(layout: Layout, device: Device) -> str:
     """Names a device, and of several hosts its own."""
     return f"host {device.host}, " * (layout.hosts > 1) + device_name(device)
 
@@ -270,7 +270,7 @@ def draw_layout(layout: Layout, plan: ReductionPlan) -> str:
     spans = spans_of(layout)
     for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
         x = _LEFT + device.index * (_CARD + _GAP)
-        name = _named(layout, device)
+        name = _device_label(layout, device)
         parts += _card(name, device, [layout.gmi(i) for i in ids], spans, x, cards_end - _TOP)
     radius = 11 if most <= _FEW else 4.0
     for row, lane in enumerate(lanes):
@@ -287,12 +287,12 @@ def draw_layout(layout: Layout, plan: ReductionPlan) -> str:
 def _title(layout: Layout) -> str:
     gmis, devices = len(layout.gmis), len(layout.topology.devices)
     kind = "GPU" if layout.topology.devices[0].kind == "gpu" else "group of cores"
-    many = "GPUs" if kind == "GPU" else "groups of cores"
+    plural = "GPUs" if kind == "GPU" else "groups of cores"
     backends = ", ".join(dict.fromkeys(gmi.backend for gmi in layout.gmis))
     hosts = f" of {layout.hosts} hosts" * (layout.hosts > 1)
     return (
         f"{layout.template}: {gmis} GMI{'s' * (gmis > 1)} on {devices} "
-        f"{kind if devices == 1 else many}{hosts}, backend {backends}"
+        f"{kind if devices == 1 else plural}{hosts}, backend {backends}"
     )
 
 
@@ -331,7 +331,7 @@ def _card(
 
 def _gmi(gmi: GmiSpec, device: Device, span: Span, x: int, y: int) -> list[str]:
     inner = _CARD - 2 * _PAD
-    begin, wide = x + span.begin * inner, max(4.0, span.width * inner)
+    begin, bar_width = x + span.begin * inner, max(4.0, span.width * inner)
     height = 12 / len(gmi.roles)
     solid = 0.45 if span.shared else 1
     parts = [
@@ -341,7 +341,7 @@ def _gmi(gmi: GmiSpec, device: Device, span: Span, x: int, y: int) -> list[str]:
     ]
     for row, role in enumerate(gmi.roles):
         parts.append(
-            f'<rect x="{begin:.1f}" y="{y + 20 + row * height:.1f}" width="{wide:.1f}" '
+            f'<rect x="{begin:.1f}" y="{y + 20 + row * height:.1f}" width="{bar_width:.1f}" '
             f'height="{height:.1f}" fill="{_ROLES[role]}" opacity="{solid}"/>'
         )
     cores = "" if device.kind == "gpu" else f"cores {format_cores(gmi.cores)}"
@@ -364,9 +364,9 @@ def _lanes(exchanges: Sequence[Exchange], stations: dict[int, float]) -> list[li
     """Puts exchanges that have the same name and lie side by side on one lane."""
     lanes: list[list[Exchange]] = []
     for exchange in exchanges:
-        before = lanes[-1][-1] if lanes else None
-        if before is not None and before.name == exchange.name:
-            end = max(stations[i] for i in before.gmis)
+        last = lanes[-1][-1] if lanes else None
+        if last is not None and last.name == exchange.name:
+            end = max(stations[i] for i in last.gmis)
             if min(stations[i] for i in exchange.gmis) > end + 40:
                 lanes[-1].append(exchange)
                 continue
@@ -387,10 +387,10 @@ def _reduction(step: Exchange, stations: dict[int, float], y: int) -> list[str]:
 
 def _channel(group: Exchange, stations: dict[int, float], y: int) -> list[str]:
     """Draws a line under all ends, with an arrow up to each that receives."""
-    here, there = [stations[i] for i in group.sources], [stations[i] for i in group.targets]
-    rail, ends = y + 20, here + there
+    sources, targets = [stations[i] for i in group.sources], [stations[i] for i in group.targets]
+    rail, ends = y + 20, sources + targets
     parts = [_line(f"M{min(ends):.1f} {rail}H{max(ends):.1f}")]
-    for xs, receives in ((here, group.answered), (there, True)):
+    for xs, receives in ((sources, group.answered), (targets, True)):
         parts += [_line(f"M{x:.1f} {rail}V{y + 7}", receives) for x in xs]
     return parts
 

@@ -88,10 +88,10 @@ class LineageReader:
         if len(tasks) > 1:
             shown = list(tasks)[:_MOST_CANDIDATES]
             names = "".join(f"\n  {id.hex()} {describe(self._find(id))}" for id in shown)
-            more = len(tasks) - _MOST_CANDIDATES
+            hidden = len(tasks) - _MOST_CANDIDATES
             raise GcsError(
                 f"{text}: several ids begin so. Give more digits of one:{names}"
-                + (f"\n  and {more} more" if more > 0 else "")
+                + (f"\n  and {hidden} more" if hidden > 0 else "")
             )
         return next(iter(tasks))
 
@@ -153,7 +153,7 @@ def expand(root: Node, sources: Callable[[Node], list[Node]], depth: int) -> Nod
     """Puts below a node what it was computed from, so many steps back; each is opened once."""
     level, seen = [root], {root.key}
     for step in range(depth + 1):
-        following: list[Node] = []
+        next_level: list[Node] = []
         for node in level:
             for below in sources(node):
                 if step == depth:
@@ -164,8 +164,8 @@ def expand(root: Node, sources: Callable[[Node], list[Node]], depth: int) -> Nod
                     below.again = True
                 else:
                     seen.add(below.key)
-                    following.append(below)
-        level = following
+                    next_level.append(below)
+        level = next_level
     return root
 
 
@@ -174,16 +174,16 @@ def describe(task: TaskRow | None) -> str:
     if task is None:
         return "an object that was put, or whose task is not recorded"
     name = cut(task.name, _MOST_TEXT)
-    words = [f"{name} ({task.kind})" if task.kind != "task" else name, task.state]
+    parts = [f"{name} ({task.kind})" if task.kind != "task" else name, task.state]
     if task.pid:
-        words.append(f"pid {task.pid}" + (f" on device {task.device}" if task.device >= 0 else ""))
+        parts.append(f"pid {task.pid}" + (f" on device {task.device}" if task.device >= 0 else ""))
     if task.finished_s > 0 and task.started_s > 0:
-        words.append(f"{(task.finished_s - task.started_s) * 1e3:.2f} ms")
+        parts.append(f"{(task.finished_s - task.started_s) * 1e3:.2f} ms")
     if task.attempts > 1:
-        words.append(f"{task.attempts} attempts")
+        parts.append(f"{task.attempts} attempts")
     if task.error:
-        words.append(task.error.splitlines()[0][:80])
-    return printable(cut(", ".join(words), 4 * _MOST_TEXT))
+        parts.append(task.error.splitlines()[0][:80])
+    return printable(cut(", ".join(parts), 4 * _MOST_TEXT))
 
 
 def as_text(root: Node) -> list[str]:
@@ -192,17 +192,17 @@ def as_text(root: Node) -> list[str]:
     stack: list[tuple[Node, str, str]] = [(root, "", "")]
     num_cut = 0
     while stack:
-        node, first, rest = stack.pop()
-        after = "after " if node.edge == "state" else ""
-        text = f"{after}{node.name} {node.text}"
-        lines.append(first + text + (" (see its other line)" if node.again else ""))
+        node, prefix, indent = stack.pop()
+        relation = "after " if node.edge == "state" else ""
+        text = f"{relation}{node.name} {node.text}"
+        lines.append(prefix + text + (" (see its other line)" if node.again else ""))
         if node.cut:
             num_cut += node.cut
-            lines.append(f"{rest}└─ ... {node.cut} more")
+            lines.append(f"{indent}└─ ... {node.cut} more")
         for place, below in reversed(list(enumerate(node.below))):
             last = place == len(node.below) - 1
             stack.append(
-                (below, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "))
+                (below, indent + ("└─ " if last else "├─ "), indent + ("   " if last else "│  "))
             )
     if num_cut:
         lines.append(f"cut: {counted(num_cut, 'source')} and what is below; --depth shows more")
@@ -217,8 +217,8 @@ def as_dot(root: Node) -> list[str]:
         node = stack.pop()
         name = node.key
         if not node.again:
-            shown = node.text.replace("\\", "\\\\").replace('"', '\\"')
-            lines.append(f'  "{name}" [label="{node.name}\\n{shown}"];')
+            label = node.text.replace("\\", "\\\\").replace('"', '\\"')
+            lines.append(f'  "{name}" [label="{node.name}\\n{label}"];')
         if node.cut:
             lines.append(f'  "{name}-cut" [label="{node.cut} more", style=dotted];')
             lines.append(f'  "{name}-cut" -> "{name}" [style=dotted];')

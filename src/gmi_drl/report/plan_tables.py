@@ -55,13 +55,13 @@ def compare_templates(config: Config, layout: Layout) -> list[TemplateRow]:
     the paper found, on its simulators and GPUs; bench/templates.py measures them.
     """
     templates = templates_of(config.mode)
-    known = {t.name: t.cost.throughput(PAPER) for t in templates if t.cost is not None}
-    best = max(known.values(), default=1.0)
+    throughputs = {t.name: t.cost.throughput(PAPER) for t in templates if t.cost is not None}
+    best = max(throughputs.values(), default=1.0)
     return [
         TemplateRow(
             template.name,
             template.name == layout.template,
-            known[template.name] / best if template.name in known else None,
+            throughputs[template.name] / best if template.name in throughputs else None,
             _why(template),
             "" if template.name == layout.template else _why_not(config, layout, template.name),
         )
@@ -80,15 +80,15 @@ def _why(template: Template) -> str:
         return f"sending {what} takes {sends:.3g} times the work"
     between = "nothing is sent between GMIs" + (" but gradients" if cost.trains else "")
     split = next(other.cost for other in templates_of(template.mode) if other.is_split)
-    more = 0.0 if split is None else cost.penalty(split, PAPER)
-    return f"{between}, for {100 * more:.0f} % more of a device"
+    penalty = 0.0 if split is None else cost.penalty(split, PAPER)
+    return f"{between}, for {100 * penalty:.0f} % more of a device"
 
 
 def _why_not(config: Config, layout: Layout, name: str) -> str:
     most = max(map(len, layout.mpl))
-    trying = LayoutConfig.model_validate({"template": name, "gmi_per_gpu": most})
-    trying_config = config.model_copy(update={"layout": trying})
-    faults = check(trying_config, layout.topology.of_host(0))
+    settings = LayoutConfig.model_validate({"template": name, "gmi_per_gpu": most})
+    config_with = config.model_copy(update={"layout": settings})
+    faults = check(config_with, layout.topology.of_host(0))
     return faults[0].rule if faults else ""
 
 
@@ -97,13 +97,13 @@ def print_plan(console: Console, config: Config, layout: Layout) -> None:
     on_gpu = any(device.kind == "gpu" for device in layout.topology.devices)
     rows, several = [], layout.hosts > 1
     for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
-        has = [str(device.sm_count or "-"), _memory(device)] if on_gpu else []
+        gpu_cells = [str(device.sm_count or "-"), _memory(device)] if on_gpu else []
         row = [
             *([str(device.host)] if several else []),
             str(device.index),
             device.name,
             format_cores(device.cores),
-            *has,
+            *gpu_cells,
         ]
         rows.append([*row, ", ".join(map(str, ids))])
     columns = ["device", "name", "cores", *(["SMs", "memory"] if on_gpu else []), "GMIs"]
@@ -175,14 +175,14 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
         text = algorithm.update_text(0, "")
         return [*rows, ["algorithm", algorithm.name], ["a round", text], ["steps", total_steps]]
     update = UpdateSize.of(config, layout)
-    own = update.samples // update.trainers
+    per_trainer = update.samples // update.trainers
     where = "GMI" if update.trainers == len(layout.gmis) else "trainer"
     iterations = -(-config.run.total_steps // update.samples)
     return [
         *rows,
         ["algorithm", algorithm.name],
-        ["samples an update", f"{update.samples:,} ({own:,} in each {where})"],
-        ["minibatches", algorithm.update_text(own, where)],
+        ["samples an update", f"{update.samples:,} ({per_trainer:,} in each {where})"],
+        ["minibatches", algorithm.update_text(per_trainer, where)],
         *([["noise scale", f"none: {why}"]] if (why := why_none(config, layout)) else []),
         ["iterations", f"{iterations:,} for {total_steps} steps"],
     ]

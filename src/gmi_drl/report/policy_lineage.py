@@ -155,12 +155,12 @@ class PolicyReader:
         version = self._resolve(self._last.branch, number) if on_chain else None
         if version is not None and self._row(version) is not None:
             return version
-        (first,) = self._store.execute("SELECT min(id) FROM policies").fetchone()
-        if version is not None and first is not None and policy_id(*version) < first:
-            kept = Version(*_branch_and_version(first))
+        (min_id,) = self._store.execute("SELECT min(id) FROM policies").fetchone()
+        if version is not None and min_id is not None and policy_id(*version) < min_id:
+            oldest = Version(*_branch_and_version(min_id))
             raise GcsError(
                 f"{text}: flushed. The control store keeps the newest versions, as many as "
-                f"run.lineage says, here from {kept} on. Ask for one of these; a run that shall "
+                f"run.lineage says, here from {oldest} on. Ask for one of these; a run that shall "
                 "keep more is launched with a larger run.lineage."
             )
         for branch in sorted(self._branches, reverse=True):  # undone, then
@@ -185,63 +185,63 @@ class PolicyReader:
         pieces: list[tuple[int, int, int]] = []
         version: Version | None = self._last
         while version is not None and version.number > after:
-            began = self._branches[version.branch].version
-            pieces.append((version.branch, max(began, after), version.number))
+            first_version = self._branches[version.branch].version
+            pieces.append((version.branch, max(first_version, after), version.number))
             version = self._parent(version.branch)
         for branch, first, last in reversed(pieces):
             yield from map(self._policy, self._between(branch, first, last))
 
     def contributions(self, gmi_id: int, after: int = 0) -> list[Contribution]:
         """Sums up, by process, what a GMI has given to the versions after one."""
-        known = {use[0] for row in self._branches.values() for use in _layout_of(row)["gmis"]}
-        if gmi_id not in known:
-            ids = ", ".join(map(str, sorted(known)))
+        gmi_ids = {gmi[0] for row in self._branches.values() for gmi in _layout_of(row)["gmis"]}
+        if gmi_id not in gmi_ids:
+            ids = ", ".join(map(str, sorted(gmi_ids)))
             raise GcsError(f"GMI {gmi_id}: this run's layout has none such. It has GMIs {ids}.")
-        deaths, found = self._deaths(), dict[tuple[str, int], Contribution]()
+        deaths, sums = self._deaths(), dict[tuple[str, int], Contribution]()
         for policy in self.chain(after):
             session = self._branches[policy.version.branch].session
             for sample in policy.samples:
                 if sample.gmi_id == gmi_id:
                     key = session, sample.process
                     died = deaths.get(process_id(session, gmi_id, sample.process), "")
-                    found.setdefault(
+                    sums.setdefault(
                         key, Contribution(gmi_id, sample.process, session, died=died)
                     ).add(policy.version.number, sample)
-        return list(found.values())
+        return list(sums.values())
 
     def killed(self) -> list[Killed]:
         """Lists, for each process of a GMI that died, the versions that saw its data.
 
         Of a run with a replay these are the ones that drew from a replay with its data in it.
         """
-        found = {
+        by_process = {
             id: Killed(*_gmi_and_process(id), session=id[:8].hex(), how=how)
             for id, how in self._deaths().items()
         }
-        put_in: dict[tuple[bytes, int], int] = {}  # by process and trainer: the last version
+        stored: dict[tuple[bytes, int], int] = {}  # by process and trainer: the last version
         for policy in self.chain():
             number, session = policy.version.number, self._branches[policy.version.branch].session
-            saw = set()
+            seen = set()
             for sample in policy.samples:
                 id = process_id(session, sample.gmi_id, sample.process)
-                if id in found:
-                    saw.add(id)
-                    found[id].parts += sample.parts
-                    found[id].steps += sample.steps
-                    put_in[id, sample.trainer] = number
+                if id in by_process:
+                    seen.add(id)
+                    by_process[id].parts += sample.parts
+                    by_process[id].steps += sample.steps
+                    stored[id, sample.trainer] = number
             if policy.replays:
                 oldest = {r.trainer: r.oldest for r in policy.replays if r.minibatches}
-                rest = number + 1  # what a replay that is gone held, nobody sees
+                floor = number + 1  # what a replay that is gone held, nobody sees
                 if policy.optimizer.startswith("tree_search"):  # every replay holds what all put in
-                    rest = min(oldest.values(), default=rest)
-                saw = {id for (id, t), last in put_in.items() if last >= oldest.get(t, rest)}
-            for id in saw:
-                pieces = found[id].versions
+                    floor = min(oldest.values(), default=floor)
+                seen = {id for (id, t), last in stored.items() if last >= oldest.get(t, floor)}
+            for id in seen:
+                pieces = by_process[id].versions
                 if pieces and pieces[-1][1] == number - 1:
                     pieces[-1][1] = number
                 else:
                     pieces.append([number, number])
-        return list(found.values())
+        return list(by_process.values())
 
     def longest_lag(self) -> PolicyRecord:
         """Returns the version whose experience was furthest behind: the first of these."""
@@ -306,12 +306,12 @@ class PolicyReader:
         """Finds the version that experience of a branch names by `number`."""
         if branch.board < 0:
             return self._resolve(branch.number, number)
-        of_launch = [
+        branches = [
             other
             for other in self._branches.values()
             if other.session == branch.session and other.number <= branch.number
         ]
-        for other in reversed(of_launch):
+        for other in reversed(branches):
             if 0 <= other.board <= number:
                 return self._resolve(other.number, number - other.board + other.version)
         return None
@@ -321,12 +321,12 @@ class PolicyReader:
         if branch is None:
             raise WrongValue(f"policies.branch={row.branch} in a row of it; there is no such one")
         version, used_on = Version(row.branch, row.version), row.version - 1
-        first = row.version == branch.version + 1
+        is_first = row.version == branch.version + 1
         previous = Version(row.branch, used_on)
-        if first:
+        if is_first:
             previous = self._parent(row.branch) or Version(row.branch, used_on)
-        before = self._row(previous)
-        first_update = None if before is None else 1 + before.updates
+        parent_row = self._row(previous)
+        first_update = None if parent_row is None else 1 + parent_row.updates
         if not previous.number:
             first_update = 1
         if branch.board >= 0:
@@ -350,7 +350,7 @@ class PolicyReader:
             replays=tuple(ReplayUse(*numbers) for numbers in _numbers_in(row, "replay", 4)),
             optimizer=branch.optimizer,
             layout=_layout_of(branch),
-            restored=branch.restored if first else "",
+            restored=branch.restored if is_first else "",
             checkpoint=row.checkpoint,
             made_s=row.made_s,
             undone=not on_chain or self._resolve(self._last.branch, row.version) != version,
@@ -380,7 +380,7 @@ def _numbers_in(row: PolicyRow, name: str, width: int) -> list[list[int]]:
     text = getattr(row, name)
     try:
         rows = json.loads(text) if text else []
-        if all(len(each) == width and all(type(n) is int for n in each) for each in rows):
+        if all(len(numbers) == width and all(type(n) is int for n in numbers) for numbers in rows):
             return list(rows)
     except (ValueError, TypeError, RecursionError):
         pass

@@ -96,8 +96,8 @@ def _describe(policy: PolicyRecord, *, is_brief: bool) -> str:
         gmis = counted(len(policy.layout["gmis"]), "GMI")
         words[1:1] = [policy.optimizer, f"{policy.layout['template']} with {gmis}"]
     if policy.restored:
-        from_where = "its peers' memory" if policy.restored == "peers" else policy.restored
-        words.append(f"begun from {from_where}")
+        source = "its peers' memory" if policy.restored == "peers" else policy.restored
+        words.append(f"begun from {source}")
     if policy.checkpoint:
         words.append(f"saved as {Path(policy.checkpoint).name}")
     if policy.undone:
@@ -111,8 +111,8 @@ def as_json(policy: PolicyRecord) -> dict[str, Any]:
     plain["version"] = policy.version._asdict()
     plain["previous"] = None if policy.previous is None else policy.previous._asdict()
     for sample in plain["samples"]:
-        with_version = sample["sampled_with"]
-        sample["sampled_with"] = None if with_version is None else with_version._asdict()
+        sampled_with = sample["sampled_with"]
+        sample["sampled_with"] = None if sampled_with is None else sampled_with._asdict()
     return plain
 
 
@@ -122,12 +122,12 @@ def contribution_lines(found: Sequence[Contribution], gmi_id: int, after: int) -
         return [f"gmi {gmi_id}: nothing that is recorded, after {PREFIX}{after}"]
     return [
         printable(
-            f"gmi {one.gmi_id}, process {one.process} of launch {one.session[:8]}: "
-            f"{counted(one.parts, 'part')}, {one.steps:,} steps in "
-            f"{counted(one.versions, 'version')}, {PREFIX}{one.first} to {one.last}, "
-            f"at most {one.most_behind} behind" + (f"; {one.died}" if one.died else "")
+            f"gmi {c.gmi_id}, process {c.process} of launch {c.session[:8]}: "
+            f"{counted(c.parts, 'part')}, {c.steps:,} steps in "
+            f"{counted(c.versions, 'version')}, {PREFIX}{c.first} to {c.last}, "
+            f"at most {c.most_behind} behind" + (f"; {c.died}" if c.died else "")
         )
-        for one in found
+        for c in found
     ]
 
 
@@ -136,11 +136,11 @@ def killed_lines(found: Sequence[Killed]) -> list[str]:
     if not found:
         return ["no GMI has died in this run"]
     lines = []
-    for one in found:
-        pieces = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in one.versions)
+    for k in found:
+        pieces = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in k.versions)
         lines.append(
             printable(
-                f"{one.how}: {counted(one.parts, 'part')}, {one.steps:,} steps, seen by "
+                f"{k.how}: {counted(k.parts, 'part')}, {k.steps:,} steps, seen by "
                 + (f"{PREFIX}{pieces}" if pieces else "no version that is recorded")
             )
         )
@@ -153,6 +153,6 @@ def lag_lines(policy: PolicyRecord) -> list[str]:
     most = max((sample.behind for sample in policy.samples), default=0)
     for sample in policy.samples:
         if sample.behind == most:
-            who = f"gmi {sample.gmi_id}, process {sample.process}"
-            lines.append(f"  {who}, sampled with {sample.sampled_with or 'one not recorded'}")
+            process = f"gmi {sample.gmi_id}, process {sample.process}"
+            lines.append(f"  {process}, sampled with {sample.sampled_with or 'one not recorded'}")
     return lines

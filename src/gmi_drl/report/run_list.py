@@ -81,26 +81,26 @@ def summarize(path: Path, written: dict[str, Any], metrics: dict[str, Any]) -> R
     """Sums a run up by its run.json ({} if that cannot be read) and its last line of metrics."""
     state, damaged = _sound(written)
     last, _ = _sound(metrics)
-    known, how = {**last, **state}, written.get("state") or "damaged"
-    if how == "running":
-        known.update(last)  # run.json is behind while it runs
+    fields, status = {**last, **state}, written.get("state") or "damaged"
+    if status == "running":
+        fields.update(last)  # run.json is behind while it runs
         if not is_trained(path):
-            how = "failed"  # its launcher was killed before it could say so
+            status = "failed"  # its launcher was killed before it could say so
     shown = {key: state.get(key) for key in ("started", "env", "seed", "eval_return")}
-    shown |= {key: known.get(key) for key in ("iteration", "steps", "return_mean", "steps_per_s")}
-    how = "damaged" if damaged else how
-    return RunSummary(path=path, name=path.absolute().parent.name, state=how, **shown)
+    shown |= {key: fields.get(key) for key in ("iteration", "steps", "return_mean", "steps_per_s")}
+    status = "damaged" if damaged else status
+    return RunSummary(path=path, name=path.absolute().parent.name, state=status, **shown)
 
 
 def _sound(written: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     """Picks what is shown and is as it should be; tells whether there was anything else."""
-    known = {key: written[key] for key in _IS_SOUND if written.get(key) is not None}
-    sound = {key: value for key, value in known.items() if _IS_SOUND[key](value)}
-    return sound, len(sound) < len(known)
+    present = {key: written[key] for key in _IS_SOUND if written.get(key) is not None}
+    sound = {key: value for key, value in present.items() if _IS_SOUND[key](value)}
+    return sound, len(sound) < len(present)
 
 
 def _is_number(value: Any) -> bool:
-    """Not whether it is finite: a policy that diverged has such returns."""
+    """Tells whether it is a number, finite or not: a diverged policy has returns of NaN."""
     return type(value) is float or (type(value) is int and abs(value) < _MOST)
 
 
@@ -135,8 +135,8 @@ def print_runs(console: Console, runs: Sequence[RunSummary]) -> None:
     for run in runs:
         counts = [_shown(run.iteration, ","), _shown(run.steps, ",")]
         returns = [_shown(run.return_mean, ".1f"), _shown(run.eval_return, ".1f")]
-        begun = "-" if run.started is None else _clock(run.started)
-        row = [run.name, begun, run.state, run.env or "-", _shown(run.seed, "")]
+        started = "-" if run.started is None else _clock(run.started)
+        row = [run.name, started, run.state, run.env or "-", _shown(run.seed, "")]
         rows.append([*row, *counts, *returns, _shown(run.steps_per_s, ",.0f"), str(run.path)])
     columns = ["name", "started", "state", "env", "seed", "iterations", "steps", "return"]
     columns += ["evaluation", "steps/s", "folder"]

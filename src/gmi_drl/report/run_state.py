@@ -117,8 +117,8 @@ def read_state(path: Path) -> RunState:
         f"SELECT time_s, {_short('kind')}, lower(hex(subject)) AS subject, {_short('text')} FROM "
         f"(SELECT rowid, * FROM events ORDER BY rowid DESC LIMIT {_LAST_EVENTS}) ORDER BY rowid"
     )
-    whole = dict.fromkeys(("count", "nbytes", "pid", "device", "restarts", "calls"), int)
-    types = whole | {"mean_s": float | None, "max_s": int | float | None, "time_s": float}
+    integers = dict.fromkeys(("count", "nbytes", "pid", "device", "restarts", "calls"), int)
+    types = integers | {"mean_s": float | None, "max_s": int | float | None, "time_s": float}
     with opened(path) as store:
         return RunState(
             str(path),
@@ -179,7 +179,7 @@ def _rows(
 
 
 def _how_it_is(state: str, reason: str) -> str:
-    """Returns an actor's state with its reason; of one that has ended as it should, that alone."""
+    """Returns an actor's state with its reason, or the reason alone if it ended as it should."""
     if state == "dead" and reason.startswith("ended"):
         return reason
     return f"{state}: {reason}" if reason else state

@@ -69,20 +69,20 @@ class Timeline:
         ends = [task.finished_s for task in tasks]
         self._zero_s = min(times, default=0.0)
         now_s = max(times + ends, default=0.0)  # one that runs is shown until here
-        restarts_told = {row.subject for row in events if "restart" in row.kind.lower()}
+        known_restarts = {row.subject for row in events if "restart" in row.kind.lower()}
         last_pid: dict[bytes, int] = {}
         for task in tasks:
             self._add_task(task, actors, now_s)
             if task.actor:
-                moved = last_pid.get(task.actor, task.pid) != task.pid
-                if moved and task.actor not in restarts_told:
+                restarted = last_pid.get(task.actor, task.pid) != task.pid
+                if restarted and task.actor not in known_restarts:
                     self._instant("restarted", task.started_s, task.actor, {"pid": task.pid})
                 last_pid[task.actor] = task.pid
         for task in tasks:
             self._add_arrow(task)
         for event in events:
-            about = {"text": event.text, "subject": event.subject.hex()}
-            self._instant(event.kind, event.time_s, event.subject, about)
+            details = {"text": event.text, "subject": event.subject.hex()}
+            self._instant(event.kind, event.time_s, event.subject, details)
         self._events.sort(key=lambda event: (event["ph"] != "M", event["ts"], event["ph"] != "X"))
 
     def _add_task(self, task: TaskRow, actors: dict[bytes, ActorRow], now_s: float) -> None:
@@ -97,7 +97,7 @@ class Timeline:
         if task.actor:
             self._first_row.setdefault(task.actor, (process, thread))
         self._spans[task.id] = process, thread, task.started_s, end_s
-        about = {
+        details = {
             "id": task.id.hex(),
             "parent": task.parent.hex(),
             "attempts": task.attempts,
@@ -106,10 +106,10 @@ class Timeline:
             "waited_ms": max(0.0, round((task.started_s - task.submitted_s) * 1e3, 3)),
         }
         if task.error:
-            about["error"] = task.error
+            details["error"] = task.error
         duration_us = round((end_s - task.started_s) * 1e6, 3)
         where = process, thread
-        self._add("X", task.name, task.kind, task.started_s, where, dur=duration_us, args=about)
+        self._add("X", task.name, task.kind, task.started_s, where, dur=duration_us, args=details)
 
     def _add_arrow(self, task: TaskRow) -> None:
         if task.parent not in self._spans or task.parent == task.id:
@@ -148,8 +148,8 @@ class Timeline:
             self._devices.add(process)
             device = f"device {process - 1}" if process else "no device"
             self._name("process_name", process, 0, device)
-        shown = name if len(rows) == 1 else f"{name} ({len(rows)})"
-        self._name("thread_name", process, self._num_threads, shown)
+        label = name if len(rows) == 1 else f"{name} ({len(rows)})"
+        self._name("thread_name", process, self._num_threads, label)
         return self._num_threads
 
     def _name(self, what: str, process: int, thread: int, name: str) -> None:
@@ -161,6 +161,6 @@ class Timeline:
 
 
 def _shortened(task: TaskRow) -> TaskRow:
-    """No more of a task than is shown: a stranger's may fill the memory."""
+    """Returns a task with only what is shown, as a stranger's may fill the memory."""
     name, error = cut(task.name, _MOST_NAME), cut(task.error, _MOST_ERROR)
     return task._replace(name=name, error=error, spec=None, inputs=b"")

@@ -27,13 +27,13 @@ _OURS: Final = "library_name: gmi-drl"  # a line of every card
 def refuse_other_files(file: Path) -> None:
     """Raises PolicyNotLoaded where a card beside `file` would replace what is no card's."""
     folder = file.parent
-    there = [name for name in _FILES if (folder / name).exists()]
+    taken = [name for name in _FILES if (folder / name).exists()]
     card = folder / _CARD
     is_card = card.is_file() and _OURS in card.read_text("utf-8", errors="replace").splitlines()
-    if file.name in _FILES or (there and not is_card):
+    if file.name in _FILES or (taken and not is_card):
         raise PolicyNotLoaded(
             f"{file}: --card writes {', '.join(_FILES)} beside it, and {folder} has "
-            f"{', '.join(there) or 'one of these names for the policy'} already. Give a path in a "
+            f"{', '.join(taken) or 'one of these names for the policy'} already. Give a path in a "
             "folder of its own: -o FILE."
         )
 
@@ -67,12 +67,12 @@ def write_card(
         film.unlink(missing_ok=True)  # of another card
         warnings.warn(f"the card has no film: {error}", stacklevel=2)
     card = folder / _CARD
-    use = _use(policy, file.name, form)
-    card.write_text(_card(policy, use, evaluation, filmed), encoding="utf-8")
+    usage = _usage(policy, file.name, form)
+    card.write_text(_card(policy, usage, evaluation, filmed), encoding="utf-8")
     return card
 
 
-def _card(policy: TrainedPolicy, use: str, evaluation: Evaluation, filmed: bool) -> str:
+def _card(policy: TrainedPolicy, usage: str, evaluation: Evaluation, filmed: bool) -> str:
     origin = policy.origin
     algorithm, env_id = origin.config.algorithm.name, origin.env_id
     name = f"{algorithm}-{env_id.replace('/', '-').replace(':', '-')}"
@@ -88,7 +88,7 @@ Trained by gmi-drl {__version__} for {origin.steps:,} environment steps. Mean re
 {len(evaluation.returns)} episodes: {evaluation.mean:,.2f} ± {evaluation.std:,.2f}; interquartile
 mean: {evaluation.iqm:,.2f}. All returns are in `results.json`, all settings in `config.yaml`.
 {film}
-{use}
+{usage}
 What goes in and what comes out:
 
 ```json
@@ -97,10 +97,10 @@ What goes in and what comes out:
 """
 
 
-def _use(policy: TrainedPolicy, file: str, form: Format) -> str:
+def _usage(policy: TrainedPolicy, file: str, form: Format) -> str:
     """Returns how the file is used."""
     columns = policy.module.state_columns
-    template = _USE.get((form, columns > 0)) or _USE[form, False]
+    template = _USAGES.get((form, columns > 0)) or _USAGES[form, False]
     return template.format(file=file, state=columns)
 
 
@@ -124,7 +124,7 @@ def _metadata(algorithm: str, env_id: str, name: str, evaluation: Evaluation) ->
     }
 
 
-_USE: Final[dict[tuple[Format, bool], str]] = {  # by format, and whether it remembers
+_USAGES: Final[dict[tuple[Format, bool], str]] = {  # by format, and whether it remembers
     ("pt2", False): """```python
 import torch
 

@@ -160,8 +160,8 @@ def _play(
     else:
         at_once = min(num_env or episodes, episodes)
         batches = [(at_once, -(-episodes // at_once), None)]
-    total, before, paid = sum(count * each for count, each, _ in batches), 0, 0.0
-    for count, each, gmi_id in batches:
+    total, before, paid = sum(count * per_env for count, per_env, _ in batches), 0, 0.0
+    for count, per_env, gmi_id in batches:
 
         def tell(episodes: EpisodeCount, before: int = before, paid: float = paid) -> None:
             places = torch.arange(episodes.returns.shape[1], device=episodes.ended.device)
@@ -172,9 +172,9 @@ def _play(
 
         with importable(policy.origin.import_path), closing(policy.make_env(count, gmi_id)) as env:
             with policy.use_threads():
-                played = play(env, policy.actor(env.num_env, sampling_seed), each, seed, tell)
-            all_there = played.counted.cpu()  # but for agents who were not
-            returns, lengths = (its.cpu()[all_there] for its in (played.returns, played.lengths))
+                played = play(env, policy.actor(env.num_env, sampling_seed), per_env, seed, tell)
+            mask = played.counted.cpu()  # but for agents who were not
+            returns, lengths = (tensor.cpu()[mask] for tensor in (played.returns, played.lengths))
             unfinished = len(returns) - int(played.ended.sum())
             if unfinished:
                 warnings.warn(
@@ -208,14 +208,14 @@ def print_evaluations(console: Console, evaluations: Sequence[Evaluation]) -> No
     table.add_column("run", no_wrap=True)
     for name in ("steps", "played", "mean ± std", "IQM", "min to max"):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in evaluations:
+    for e in evaluations:
         table.add_row(
-            f"{one.run.parent.name}\n{one.run.name}",
-            f"{one.steps:,}",
-            str(len(one.returns)),
-            f"{one.mean:,.1f} ± {one.std:,.1f}",
-            f"{one.iqm:,.1f}",
-            f"{min(one.returns):,.0f} to {max(one.returns):,.0f}",
+            f"{e.run.parent.name}\n{e.run.name}",
+            f"{e.steps:,}",
+            str(len(e.returns)),
+            f"{e.mean:,.1f} ± {e.std:,.1f}",
+            f"{e.iqm:,.1f}",
+            f"{min(e.returns):,.0f} to {max(e.returns):,.0f}",
         )
     console.print(table)
     if len(evaluations) > 1:
@@ -228,13 +228,13 @@ def _rows_over_seeds(evaluations: Sequence[Evaluation]) -> Iterator[list[str]]:
     from gmi_drl.report.comparison.groups import group_by_config, interval_text
     from gmi_drl.report.comparison.runs import read_settings
 
-    times = Counter(one.run for one in evaluations)
+    counts = Counter(e.run for e in evaluations)
     runs = []
-    for one in evaluations:
-        settings, _ = read_settings(one.run)
-        if settings is not None and times[one.run] > 1:  # checkpoints of one run are no seeds
-            settings["checkpoint"] = one.checkpoint.name
-        runs.append((one.run.parent.name, settings))
+    for e in evaluations:
+        settings, _ = read_settings(e.run)
+        if settings is not None and counts[e.run] > 1:  # checkpoints of one run are no seeds
+            settings["checkpoint"] = e.checkpoint.name
+        runs.append((e.run.parent.name, settings))
     for label, places in group_by_config(runs):
-        over = _estimate([evaluations[place].mean for place in places])
-        yield [label, str(over.count), f"{over.mean:,.1f}", interval_text(over)]
+        summary = _estimate([evaluations[place].mean for place in places])
+        yield [label, str(summary.count), f"{summary.mean:,.1f}", interval_text(summary)]

@@ -81,8 +81,8 @@ class ExportedRecurrentPolicy(ExportedPolicy):
     """Is one that remembers: the state [B, S] goes in and comes out; zero begins an episode."""
 
     def forward(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        action, after = self.policy(observation.flatten(1), state)
-        return self._shaped(action), after
+        action, next_state = self.policy(observation.flatten(1), state)
+        return self._shaped(action), next_state
 
 
 def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
@@ -98,11 +98,11 @@ def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
             "no function of tensors. Act by gmi_drl.load_policy(run), or take --format "
             "safetensors, which holds its network."
         )
-    kind, named = _KINDS[form], file.suffix.lstrip(".")
-    if named in FORMATS and named != form:
+    kind, suffix = _KINDS[form], file.suffix.lstrip(".")
+    if suffix in FORMATS and suffix != form:
         raise PolicyNotLoaded(
-            f"{file}: its name says {named}, and --format {form}. Give it another, or --format "
-            f"{named}."
+            f"{file}: its name says {suffix}, and --format {form}. Give it another, or --format "
+            f"{suffix}."
         )
     missing = [name for name in kind.needs if importlib.util.find_spec(name) is None]
     if missing:
@@ -117,11 +117,11 @@ def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with _quiet():
-            given = kind.write(policy, module, examples, partial)
-        most = max(_distance(*pair) for pair in zip(expected, given, strict=True))
-        if not most <= kind.tolerance:  # NaN is not
+            outputs = kind.write(policy, module, examples, partial)
+        gap = max(_distance(*pair) for pair in zip(expected, outputs, strict=True))
+        if not gap <= kind.tolerance:  # NaN is not
             raise PolicyFailed(
-                f"{file}: what was written acts otherwise than the policy, by up to {most:g}, and "
+                f"{file}: what was written acts otherwise than the policy, by up to {gap:g}, and "
                 "was removed. Take another --format, and tell us of it."
             )
         os.replace(partial, file)
@@ -132,17 +132,17 @@ def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
     except PolicyNotLoaded:
         raise
     except Exception as error:  # of torch's exporter or ONNX Runtime, which take not every module
-        told = next(iter(str(error).strip().splitlines()), "")
+        message = next(iter(str(error).strip().splitlines()), "")
         raise PolicyNotLoaded(
             f"--format {form}: the network of {policy.origin.folder.path} cannot be written so "
-            f"({type(error).__name__}: {told}). Take another --format; safetensors holds its "
+            f"({type(error).__name__}: {message}). Take another --format; safetensors holds its "
             "parameters whatever it does."
         ) from error
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
-    how = "equal, bit for bit," if most == 0.0 else f"within {most:.1e}"
-    return f"{how} on {len(examples[0]):,} observations, by {kind.tried_by}"
+    agreement = "equal, bit for bit," if gap == 0.0 else f"within {gap:.1e}"
+    return f"{agreement} on {len(examples[0]):,} observations, by {kind.tried_by}"
 
 
 @contextmanager
@@ -201,8 +201,8 @@ def _write_onnx(
         dynamic_shapes=_any_number(examples),
     )
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    given = session.run(None, dict(zip(names, (one.numpy() for one in examples), strict=True)))
-    return tuple(map(torch.from_numpy, given))
+    outputs = session.run(None, dict(zip(names, (t.numpy() for t in examples), strict=True)))
+    return tuple(map(torch.from_numpy, outputs))
 
 
 def _write_safetensors(
@@ -216,11 +216,11 @@ def _write_safetensors(
         tensors |= {"observation.mean": normalizer.mean, "observation.inv_std": normalizer.inv_std}
     metadata = {name: json.dumps(value) for name, value in policy.description.items()}
     save_file({n: t.contiguous().clone() for n, t in tensors.items()}, file, metadata)
-    read, other = load_file(file), copy.deepcopy(module)
+    loaded, copied = load_file(file), copy.deepcopy(module)
     with torch.no_grad():
-        for name, parameter in other.policy.network.named_parameters():
-            parameter.copy_(read[f"network.{name}"])
-        return _tuple(other(*examples))
+        for name, parameter in copied.policy.network.named_parameters():
+            parameter.copy_(loaded[f"network.{name}"])
+        return _tuple(copied(*examples))
 
 
 @dataclass(frozen=True)
@@ -240,12 +240,12 @@ _KINDS: Final[dict[Format, _Kind]] = {
 }
 
 
-def _distance(expected: Tensor, given: Tensor) -> float:
-    return float((expected.detach().double() - given.detach().double()).abs().max())
+def _distance(expected: Tensor, actual: Tensor) -> float:
+    return float((expected.detach().double() - actual.detach().double()).abs().max())
 
 
 def _some(examples: Examples) -> Examples:
-    return tuple(one[:2] for one in examples)
+    return tuple(tensor[:2] for tensor in examples)
 
 
 def _any_number(examples: Examples) -> tuple[dict[int, Any], ...]:

@@ -60,7 +60,7 @@ def record_video(
         raise PolicyNotLoaded(f"{target}: its name must end in .mp4 or .gif. Give another.")
     # Kept here, as whoever films is killed by Ctrl-C and by the deadline.
     partial = target.with_name(f".{target.stem}.{secrets.token_hex(4)}.part{target.suffix}")
-    asked = {
+    request = {
         "run": str(Path(run).resolve()),
         "checkpoint": checkpoint,
         "episodes": episodes,
@@ -71,7 +71,7 @@ def record_video(
     }
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _film(json.dumps(asked), folder.path, deadline, progress)
+        _film(json.dumps(request), folder.path, deadline, progress)
         partial.replace(target)
     except OSError as error:
         raise PolicyNotLoaded(
@@ -84,15 +84,15 @@ def record_video(
 
 
 def _film(
-    asked: str, run: Path, deadline: timedelta, progress: Callable[[str], None] | None
+    request: str, run: Path, deadline: timedelta, progress: Callable[[str], None] | None
 ) -> None:
     """Has the film made that is `asked` for, by the first way of drawing that works."""
-    chosen = os.environ.get("MUJOCO_GL")
+    forced = os.environ.get("MUJOCO_GL")
     failures: list[str] = []
-    for drawer in [chosen] if chosen else _DRAWERS:
+    for drawer in [forced] if forced else _DRAWERS:
         variables = {"MUJOCO_GL": drawer, "PYOPENGL_PLATFORM": drawer, "SDL_VIDEODRIVER": "dummy"}
         try:
-            answer = ask(__name__, "film_here", [asked], deadline, variables, progress)
+            answer = ask(__name__, "film_here", [request], deadline, variables, progress)
         except ChildFailed as failed:
             failures.append(f"{drawer}: {failed}")
             continue
@@ -102,7 +102,7 @@ def _film(
             return
         failures.append(f"{drawer}: {answer['not_drawn']}")
     remedy = (
-        "Unset MUJOCO_GL, which leaves the choice to gmi-drl, or install" if chosen else "Install"
+        "Unset MUJOCO_GL, which leaves the choice to gmi-drl, or install" if forced else "Install"
     )
     raise PolicyNotLoaded(
         f"{run}: no picture could be drawn ({'; '.join(failures)}). {remedy} what draws "
@@ -122,8 +122,8 @@ def film_here(text: str) -> dict[str, Any]:
     from gmi_drl.errors import GmiDrlError
     from gmi_drl.roles.envs import EnvError, EnvRaised, EnvSpecError
 
-    asked = json.loads(text)
-    file = Path(asked["file"])
+    request = json.loads(text)
+    file = Path(request["file"])
     try:
         import imageio.v2 as imageio
         import imageio_ffmpeg  # type: ignore[import-untyped]
@@ -139,14 +139,14 @@ def film_here(text: str) -> dict[str, Any]:
         }
     try:
         policy = load_all(
-            asked["run"], checkpoint=asked["checkpoint"], overrides=asked["overrides"]
+            request["run"], checkpoint=request["checkpoint"], overrides=request["overrides"]
         )
         env = _drawable(policy)
     except GmiDrlError as error:
         return {"fault": str(error), "is_input": error.command_exit_code == 2}
     try:
         with closing(env):
-            pictures = _pictures(policy, env, asked["episodes"], asked["seed"])
+            pictures = _pictures(policy, env, request["episodes"], request["seed"])
             film: Any = _writer(imageio, file, env.frames_per_s)
             for number, picture in enumerate(pictures, 1):
                 if number % _TELL_EVERY == 0:
@@ -154,7 +154,7 @@ def film_here(text: str) -> dict[str, Any]:
                 if file.suffix == ".gif" and number % _GIF_EVERY:
                     continue
                 film.append_data(_small(picture) if file.suffix == ".gif" else picture)
-                if number >= asked["max_frames"]:
+                if number >= request["max_frames"]:
                     break
             film.close()
     except EnvSpecError as error:
@@ -191,13 +191,13 @@ def _drawable(policy: TrainedPolicy) -> GymnasiumVecEnv:
                 "the same observations and actions: --set env.id=..."
             ]
         )
-    drawn: dict[str, Any] = {"render_mode": "rgb_array"}
+    extra: dict[str, Any] = {"render_mode": "rgb_array"}
     if _is_of_mujoco(env.id) and not {"camera_id", "camera_name"} & env.options.keys():
-        drawn["camera_name"] = "track"  # one that follows the robot, where the model has it
-    options = {**env.options, **drawn}
+        extra["camera_name"] = "track"  # one that follows the robot, where the model has it
+    options = {**env.options, **extra}
     options.pop("vectorization", None)
     if check_env(env.id, "gymnasium", options, env.wrappers):  # some are of the run's adapter alone
-        options = drawn
+        options = extra
     if faults := check_env(env.id, "gymnasium", options, env.wrappers):
         raise EnvSpecError(
             [
@@ -206,7 +206,7 @@ def _drawable(policy: TrainedPolicy) -> GymnasiumVecEnv:
                 "its render() return a picture; or act by gmi_drl.load_policy."
             ]
         )
-    made: Any = make_env(
+    vec_env: Any = make_env(
         env.id,
         1,
         adapter="gymnasium",
@@ -214,7 +214,7 @@ def _drawable(policy: TrainedPolicy) -> GymnasiumVecEnv:
         max_episode_steps=env.max_episode_steps,
         wrappers=env.wrappers,
     )
-    return made  # type: ignore[no-any-return]
+    return vec_env  # type: ignore[no-any-return]
 
 
 def _writer(imageio: Any, file: Path, frames_per_s: float) -> Any:
@@ -256,10 +256,10 @@ def _pictures(
 def _enlarged(picture: NDArray[Any]) -> NDArray[np.uint8]:
     """Returns a picture [H, W, 3] of bytes, of even sides (as the codec wants), large enough."""
     if picture.dtype != np.uint8:
-        most = 1.0 if picture.max() <= 1.0 else 255.0
-        picture = (picture * (255.0 / most)).astype(np.uint8)
-    times = -(-_LEAST_PIXELS // min(picture.shape[:2]))
-    if times > 1:
-        picture = picture.repeat(times, 0).repeat(times, 1)
+        scale = 1.0 if picture.max() <= 1.0 else 255.0
+        picture = (picture * (255.0 / scale)).astype(np.uint8)
+    factor = -(-_LEAST_PIXELS // min(picture.shape[:2]))
+    if factor > 1:
+        picture = picture.repeat(factor, 0).repeat(factor, 1)
     height, width = picture.shape[:2]
     return np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")

@@ -79,17 +79,17 @@ class PolicyModule(nn.Module):
         `observation` [N, D] is as environments show it, and `state` [N, S] zero where an episode
         begins. Actions are what `VecEnv.step` takes: [N] for a Discrete, else [N, A].
         """
-        seen = observation.to(torch.float32)
+        inputs = observation.to(torch.float32)
         if self.normalizer is not None:
-            seen = self.normalizer.normalize(seen)
+            inputs = self.normalizer.normalize(inputs)
         if not self.state_columns:
-            return self.to_env(self._policy.mode(seen)), state
-        after = state.clone()  # which becomes what it is after this step
-        return self.to_env(self._policy.mode(seen, after)), after
+            return self.to_env(self._policy.mode(inputs)), state
+        next_state = state.clone()  # `mode` updates it in place
+        return self.to_env(self._policy.mode(inputs, next_state)), next_state
 
 
 class ActorAlone(ActingRole):
-    """Is a role of this package as far as it acts, as they all do alike, and imports no other."""
+    """Is a role of this package that only acts, as all of them act alike; imports no other."""
 
     def GMI_run(self, **params: Any) -> None:
         raise AssertionError("a role that is made of a run's folder is not run")
@@ -180,21 +180,21 @@ class TrainedPolicy:
 
         All agents act, in environments as those that it was trained in.
         """
-        module, seen, states, found = self._together.module, [], [], 0
+        module, observations, states, collected = self._together.module, [], [], 0
         with importable(self.origin.import_path), closing(self.make_env(num_env)) as env:
             rows, width = self._rows_of(env), self._flattener.flat.shape[0]
             observation = env.reset()
             state = torch.zeros(len(observation), module.state_columns, device=self.device)
-            while found < count:
-                seen.append(observation[rows, :width].clone())
+            while collected < count:
+                observations.append(observation[rows, :width].clone())
                 states.append(state[rows])
-                found += len(seen[-1])
+                collected += len(observations[-1])
                 action, state = module(observation, state)
                 step = env.step(action)
-                began = step.terminated | step.truncated
-                state = state.masked_fill(began[:, None], 0.0)
+                done = step.terminated | step.truncated
+                state = state.masked_fill(done[:, None], 0.0)
                 observation = step.observation
-        return torch.cat(seen)[:count], torch.cat(states)[:count]
+        return torch.cat(observations)[:count], torch.cat(states)[:count]
 
     def _rows_of(self, env: VecEnv) -> slice:
         """Returns the rows of an environment that it acts for."""
@@ -230,8 +230,8 @@ class TrainedPolicy:
         state = self._state
         if state is None or len(state) != len(rows):
             state = self._zeros(len(rows))
-        actions, self._state = self._acted(rows, self._begun(state, began, "began"))
-        return self._given_back(actions, single, observation)
+        actions, self._state = self._forward(rows, self._masked(state, began, "began"))
+        return self._as_observed(actions, single, observation)
 
     def reset(self) -> None:
         """Forgets what the policy remembers: episodes begin."""
@@ -255,12 +255,12 @@ class TrainedPolicy:
                 "To draw actions as in training, use gmi_drl.evaluate(run, stochastic=True)."
             )
         rows, single = self._rows(observation)
-        before = self._zeros(len(rows))
+        initial = self._zeros(len(rows))
         if state is not None and self.module.state_columns:
-            before = self._given_state(state, len(rows))
-        actions, after = self._acted(rows, self._begun(before, episode_start, "episode_start"))
-        kept = (after.cpu().numpy(),) if self.module.state_columns else None
-        return self._given_back(actions, single, observation), kept
+            initial = self._checked_state(state, len(rows))
+        actions, after = self._forward(rows, self._masked(initial, episode_start, "episode_start"))
+        saved = (after.cpu().numpy(),) if self.module.state_columns else None
+        return self._as_observed(actions, single, observation), saved
 
     def make_env(self, num_env: int = 1, gmi_id: int | None = None) -> VecEnv:
         """Makes environments as those that it was trained in, wrappers and all.
@@ -297,7 +297,7 @@ class TrainedPolicy:
     def _zeros(self, count: int) -> Tensor:
         return torch.zeros(count, self.module.state_columns, device=self.device)
 
-    def _begun(self, state: Tensor, began: Any, name: str) -> Tensor:
+    def _masked(self, state: Tensor, began: Any, name: str) -> Tensor:
         """Returns a state [N, S] that is zero where episodes begin."""
         if began is None:
             return state
@@ -307,10 +307,10 @@ class TrainedPolicy:
                 f"{name} {_shown(began)}; must be true or false for each of the {len(state)} "
                 "observations. Give one for each."
             )
-        begun = torch.from_numpy(mask.astype(bool).reshape(-1, 1)).to(state.device)
-        return state.masked_fill(begun, 0.0)
+        starts = torch.from_numpy(mask.astype(bool).reshape(-1, 1)).to(state.device)
+        return state.masked_fill(starts, 0.0)
 
-    def _given_state(self, state: Any, count: int) -> Tensor:
+    def _checked_state(self, state: Any, count: int) -> Tensor:
         """Returns the state [N, S] that `predict` is given."""
         shape = (count, self.module.state_columns)
         array = _array(state[0]) if isinstance(state, tuple | list) and len(state) == 1 else None
@@ -322,18 +322,18 @@ class TrainedPolicy:
         return torch.as_tensor(array, dtype=torch.float32, device=self.device)
 
     @torch.no_grad()
-    def _acted(self, rows: Tensor, state: Tensor) -> tuple[Any, Tensor]:
+    def _forward(self, rows: Tensor, state: Tensor) -> tuple[Any, Tensor]:
         """Returns actions [N, ...] in the structure of their space, and the states after them."""
-        actions, after = self.module(rows, state)
+        actions, next_state = self.module(rows, state)
         return unflattened_action(
             self.action_space,
             actions.cpu().numpy().reshape(len(rows), action_columns(self.action_space)),
-        ), after
+        ), next_state
 
     def _rows(self, observation: Any) -> tuple[Tensor, bool]:
         """Returns observations as vectors [N, D], and whether it is one alone."""
         arrays = _mapped(observation, _array)
-        batches = {_batch_shape(arrays, *at) for at in leaves(self.observation_space)}
+        batches = {_batch_shape(arrays, *leaf) for leaf in leaves(self.observation_space)}
         batch = batches.pop()
         if batch is None or batches:
             raise self._misfit(observation)
@@ -355,7 +355,7 @@ class TrainedPolicy:
         )
 
     @staticmethod
-    def _given_back(actions: Any, single: bool, observation: Any) -> Any:
+    def _as_observed(actions: Any, single: bool, observation: Any) -> Any:
         """Returns actions as what was observed: one or many, of numpy or of torch."""
         if single:
             actions = _mapped(actions, lambda part: part[0])
@@ -431,9 +431,9 @@ def _usable(device: str | torch.device) -> torch.device:
     """Returns a device that is here; PolicyNotLoaded otherwise."""
     rule = "no device of torch's"
     with suppress(RuntimeError):
-        wanted = torch.device(device)
-        if wanted.type == "cpu" or (wanted.type == "cuda" and torch.cuda.is_available()):
-            return wanted
+        chosen = torch.device(device)
+        if chosen.type == "cpu" or (chosen.type == "cuda" and torch.cuda.is_available()):
+            return chosen
         rule = "no such device can be used here"
     raise PolicyNotLoaded(f"device={str(device)!r}: {rule}. Use cpu, or cuda where there is a GPU.")
 
@@ -442,19 +442,19 @@ def _role_of(origin: Origin, gmi_id: int, device: torch.device) -> ActingRole:
     """Makes the role of a GMI of the run, in this process and alone."""
     config, layout = with_settings(origin.config), origin.layout
     spec = layout.gmi(gmi_id)
-    named = classes_of(config, layout, None)[spec.roles[-1]]
-    kind: type[DRL_role] = ActorAlone
-    if named not in OUR_CLASSES:
-        kind = load_role(named, origin.import_path)
-    if not issubclass(kind, ActingRole):
+    reference = classes_of(config, layout, None)[spec.roles[-1]]
+    role: type[DRL_role] = ActorAlone
+    if reference not in OUR_CLASSES:
+        role = load_role(reference, origin.import_path)
+    if not issubclass(role, ActingRole):
         raise PolicyNotLoaded(
-            f"{origin.folder.path}: its {spec.roles[-1]} is a {kind.__name__}, which has no policy "
+            f"{origin.folder.path}: its {spec.roles[-1]} is a {role.__name__}, which has no policy "
             "that is known here. Derive it from gmi_drl.Holistic, Trainer or Agent."
         )
     context = GmiContext(gmi_id, layout, config, device=device)
     GMI_manager.bind(context)
     try:
-        return kind(gmi_id, "+".join(spec.roles), spec.gpu_id)
+        return role(gmi_id, "+".join(spec.roles), spec.gpu_id)
     finally:
         GMI_manager.bind(None)
 
@@ -465,8 +465,8 @@ def _learners(layout: Layout) -> list[int]:
 
 
 def _no_checkpoint(folder: RunFolder, iteration: int) -> str:
-    there = checkpoints.all_in(folder.path / "checkpoints")
-    numbers = ", ".join(str(int(path.name.partition("_")[2])) for path in there) or "none"
+    paths = checkpoints.all_in(folder.path / "checkpoints")
+    numbers = ", ".join(str(int(path.name.partition("_")[2])) for path in paths) or "none"
     return (
         f"checkpoint {iteration}: {folder.path} has no such one. Give an iteration that it has: "
         f"{numbers}."
@@ -491,10 +491,10 @@ def _batch_shape(arrays: Any, path: SpacePath, leaf: Leaf) -> tuple[int, ...] | 
     shape = leaf.shape or ()
     if not isinstance(part, np.ndarray) or part.ndim - len(shape) not in (0, 1):
         return None
-    first = part.ndim - len(shape)
+    batch_dims = part.ndim - len(shape)
     is_choice = isinstance(leaf, Discrete | MultiDiscrete)
-    fits = part.shape[first:] == shape and not (is_choice and part.dtype.kind == "f")
-    return part.shape[:first] if fits else None
+    fits = part.shape[batch_dims:] == shape and not (is_choice and part.dtype.kind == "f")
+    return part.shape[:batch_dims] if fits else None
 
 
 def _shown(value: Any) -> str:

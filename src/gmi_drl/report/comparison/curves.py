@@ -27,23 +27,23 @@ def curves(comparison: Comparison) -> dict[str, Any]:
     A curve has x and its middle, and of several seeds low, high and the values of each; null
     where it has none.
     """
-    shown: dict[str, Any] = {}
+    by_metric: dict[str, Any] = {}
     for metric in METRICS:
-        drawn = {
+        by_axis = {
             axis: [_curve(group, metric, axis) for group in comparison.groups] for axis in AXES
         }
-        if any(curve is not None for curve in drawn["steps"]):
-            shown[metric] = drawn
-    return shown
+        if any(curve is not None for curve in by_axis["steps"]):
+            by_metric[metric] = by_axis
+    return by_metric
 
 
 def _curve(group: RunGroup, metric: str, axis: str) -> dict[str, Any] | None:
     """Returns the curve of a group; None if no run of it has this metric."""
     points = [_points(run, metric, axis) for run in group.runs]
-    reached = [xs for xs, _ in points if len(xs)]
-    if not reached:
+    ranges = [xs for xs, _ in points if len(xs)]
+    if not ranges:
         return None
-    start, end = min(xs[0] for xs in reached), max(xs[-1] for xs in reached)
+    start, end = min(xs[0] for xs in ranges), max(xs[-1] for xs in ranges)
     grid = np.linspace(start, end, _POINTS) if end > start else np.array([start])
     values = np.full((len(points), len(grid)), np.nan)
     for row, (xs, ys) in zip(values, points, strict=True):
@@ -51,10 +51,10 @@ def _curve(group: RunGroup, metric: str, axis: str) -> dict[str, Any] | None:
             inside = (grid >= xs[0]) & (grid <= xs[-1])
             row[inside] = np.interp(grid[inside], xs, ys)
     middle, low, high = np.full((3, len(grid)), np.nan)
-    has = ~np.isnan(values)
+    is_known = ~np.isnan(values)
     # The seeds that reach a point are the same ones over long stretches.
-    for mask in np.unique(has, axis=1).T:
-        columns = (has == mask[:, None]).all(axis=0)
+    for mask in np.unique(is_known, axis=1).T:
+        columns = (is_known == mask[:, None]).all(axis=0)
         if mask.any():
             bands = interquartile_bands(values[np.ix_(mask, columns)], _RESAMPLES)
             middle[columns], low[columns], high[columns] = bands

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Where a run lies and by what random numbers it went. Which cores it had is counted, not named:
 # seeds side by side have different ones.
-_OF_THE_RUN: Final = ("run.seed", "run.folder")
+_RUN_KEYS: Final = ("run.seed", "run.folder")
 _CORES: Final = "hardware.cores"
 _MOST_LABEL: Final = 80
 _KEYS_IN_LABEL: Final = 3
@@ -81,12 +81,12 @@ def group_by_config(
 
     One whose config cannot be read stands for itself.
     """
-    found: dict[object, list[int]] = {}
+    by_settings: dict[object, list[int]] = {}
     common = [_common(settings) for _, settings in runs]
     for place, settings in enumerate(common):
         key: object = place if settings is None else frozenset(settings.items())
-        found.setdefault(key, []).append(place)
-    groups = list(found.values())
+        by_settings.setdefault(key, []).append(place)
+    groups = list(by_settings.values())
     labels = _labels([(runs[places[0]][0], common[places[0]]) for places in groups])
     return list(zip(labels, groups, strict=True))
 
@@ -94,7 +94,7 @@ def group_by_config(
 def _common(settings: dict[str, str] | None) -> dict[str, str] | None:
     if settings is None:
         return None
-    common = {key: value for key, value in settings.items() if key not in _OF_THE_RUN}
+    common = {key: value for key, value in settings.items() if key not in _RUN_KEYS}
     if common.get(_CORES, "null") != "null":
         common[_CORES] = counted(common[_CORES].count(",") + 1, "core")
     return common
@@ -108,8 +108,8 @@ def _labels(members: Sequence[tuple[str, dict[str, str] | None]]) -> list[str]:
         label = name
         if len(alike) > 1 and settings is not None:
             keys = list(_differing(alike))[:_KEYS_IN_LABEL]
-            shown = (f"{key.rpartition('.')[2]}={settings.get(key, _ABSENT)}" for key in keys)
-            label = f"{name} ({', '.join(shown)})"
+            texts = (f"{key.rpartition('.')[2]}={settings.get(key, _ABSENT)}" for key in keys)
+            label = f"{name} ({', '.join(texts)})"
         label = cut(printable(label), _MOST_LABEL)
         number = sum(other == label or other.startswith(f"{label} #") for other in labels)
         labels.append(label if not number else f"{label} #{number + 1}")
@@ -118,16 +118,16 @@ def _labels(members: Sequence[tuple[str, dict[str, str] | None]]) -> list[str]:
 
 def _differing(settings: Sequence[dict[str, str] | None]) -> Iterator[str]:
     """Yields the keys whose values are not the same everywhere, as the configs have them."""
-    known = [one for one in settings if one is not None]
-    for key in dict.fromkeys(key for one in known for key in one):
-        if len({one.get(key) for one in known}) > 1:
+    known = [config for config in settings if config is not None]
+    for key in dict.fromkeys(key for config in known for key in config):
+        if len({config.get(key) for config in known}) > 1:
             yield key
 
 
 def _differences(groups: Sequence[RunGroup]) -> list[list[str]]:
     known = [group.settings for group in groups]
     return [
-        [key, *(_ABSENT if one is None else one.get(key, _ABSENT) for one in known)]
+        [key, *(_ABSENT if settings is None else settings.get(key, _ABSENT) for settings in known)]
         for key in _differing(known)
     ]
 
@@ -155,9 +155,9 @@ def group_rows(comparison: Comparison) -> list[list[str]]:
         seconds = group.estimate(lambda run: run.training_s)
         speed = group.estimate(lambda run: run.steps_per_s)
         cells = [group.label, str(len(group.runs))]
-        for one in (returned, evaluated):
-            missing = "" if one is None or one.count == len(group.runs) else f" of {one.count}"
-            cells += [interval_text(one) + missing, _spread(one, ",.1f")]
+        for e in (returned, evaluated):
+            missing = "" if e is None or e.count == len(group.runs) else f" of {e.count}"
+            cells += [interval_text(e) + missing, _spread(e, ",.1f")]
         rows.append([*cells, _spread(seconds, ",.1f"), _spread(speed, ",.0f")])
     return rows
 
@@ -195,10 +195,10 @@ def interval_text(one: Estimate | None) -> str:
     return f"{one.iqm:,.1f} ({one.low:,.1f} to {one.high:,.1f})"
 
 
-def _spread(one: Estimate | None, form: str) -> str:
-    if one is None:
+def _spread(e: Estimate | None, form: str) -> str:
+    if e is None:
         return _ABSENT
-    return format(one.mean, form) + ("" if one.std is None else f" ± {format(one.std, form)}")
+    return format(e.mean, form) + ("" if e.std is None else f" ± {format(e.std, form)}")
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
@@ -207,6 +207,6 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     print_table(console, "Over seeds", GROUP_COLUMNS, group_rows(comparison), _DROP)
     if comparison.differences:
         columns = ["key", *(group.label for group in comparison.groups)]
-        rest = len(comparison.differences) - _MOST_DIFFERENCES
-        title = "Differences of config" + (f" ({rest} more are on the page)" if rest > 0 else "")
+        more = len(comparison.differences) - _MOST_DIFFERENCES
+        title = "Differences of config" + (f" ({more} more are on the page)" if more > 0 else "")
         print_table(console, title, columns, comparison.differences[:_MOST_DIFFERENCES])

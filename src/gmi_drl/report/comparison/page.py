@@ -36,11 +36,11 @@ def comparison_page(comparison: Comparison) -> str:
         f"default-src 'none'; script-src {' '.join(map(_digest, scripts))}; "
         f"style-src {_digest(style)}; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    drawn = curves(comparison)
+    metrics = curves(comparison)
     data = {
         "labels": [group.label for group in comparison.groups],
         "axes": AXES,
-        "metrics": drawn,
+        "metrics": metrics,
         "names": METRICS,
     }
     several = any(len(group.runs) > 1 for group in comparison.groups)
@@ -50,7 +50,7 @@ def comparison_page(comparison: Comparison) -> str:
         if comparison.differences
         else "<p>The configs differ in nothing but the seed.</p>"
     )
-    what = f"{counted(len(comparison.runs), 'run')} of {counted(len(comparison.groups), 'config')}"
+    text = f"{counted(len(comparison.runs), 'run')} of {counted(len(comparison.groups), 'config')}"
     elements = "".join(f"<script>{script}</script>\n" for script in scripts)
     return f"""<!doctype html>
 <html lang="en">
@@ -64,7 +64,7 @@ def comparison_page(comparison: Comparison) -> str:
 <style>{style}</style>
 </head>
 <body>
-<h1>Comparison of {_text(what)}</h1>
+<h1>Comparison of {_text(text)}</h1>
 {_warnings(comparison.warnings)}
 <noscript><p>The curves need JavaScript; tables do not.</p></noscript>
 <section id="curves" hidden>

@@ -93,15 +93,15 @@ class ComparedRun:
 
 def find_runs(paths: Iterable[Path]) -> list[ComparedRun]:
     """Reads the runs at `paths`, each a run's folder or one that holds runs; each run once."""
-    found: dict[Path, RunSummary] = {}
+    by_path: dict[Path, RunSummary] = {}
     for path in paths:
         if not path.is_dir():
             raise ComparisonError(f"{path}: no such folder. Give runs, or folders that hold runs.")
         summaries = list_runs(path)
         if not summaries:
             raise ComparisonError(f"{path}: no run is in it. `gmi-drl runs` lists runs.")
-        found.update({summary.path.resolve(): summary for summary in summaries})
-    runs = [_read(summary) for summary in found.values()]
+        by_path.update({summary.path.resolve(): summary for summary in summaries})
+    runs = [_read(summary) for summary in by_path.values()]
     if not any(run.num_iterations for run in runs):
         raise ComparisonError(
             f"{_names(runs)}: no metrics yet. Compare when iterations have ended; a run of roles "
@@ -111,8 +111,8 @@ def find_runs(paths: Iterable[Path]) -> list[ComparedRun]:
 
 
 def _names(runs: Sequence[ComparedRun]) -> str:
-    rest = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
-    return ", ".join(str(run.path) for run in runs[:3]) + rest
+    more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
+    return ", ".join(str(run.path) for run in runs[:3]) + more
 
 
 def _read(summary: RunSummary) -> ComparedRun:
@@ -126,8 +126,8 @@ def _read(summary: RunSummary) -> ComparedRun:
     if trouble:
         warnings.append(f"{path}: {trouble}")
     state = read_object(path / "run.json")
-    lasted_s = _value(state.get("finished")) - _value(state.get("started"))
-    wall_s = lasted_s if lasted_s >= 0 else None  # NaN is not: it is not known
+    duration_s = _value(state.get("finished")) - _value(state.get("started"))
+    wall_s = duration_s if duration_s >= 0 else None  # NaN is not: it is not known
     eval_return, eval_episodes = _read_evaluation(summary, state)
     return ComparedRun(
         summary=summary,
@@ -147,8 +147,8 @@ def _read_evaluation(summary: RunSummary, state: dict[str, Any]) -> tuple[float 
     """
     evaluation = read_object(summary.path / EVALUATION)
     mean, steps = _value(evaluation.get("mean")), evaluation.get("trained_steps")
-    is_of_the_last = evaluation.get("stochastic") is False and steps == summary.steps
-    if is_of_the_last and math.isfinite(mean):
+    is_current = evaluation.get("stochastic") is False and steps == summary.steps
+    if is_current and math.isfinite(mean):
         return mean, _count(evaluation.get("episodes"))
     return summary.eval_return, _count(state.get("eval_episodes"))
 
@@ -163,10 +163,10 @@ def _read_metrics(path: Path) -> tuple[dict[str, NDArray[Any]], int]:
         text = path.read_bytes() if path.is_file() else b""  # a pipe would never end
     except OSError:
         text = b""
-    whole, _, torn = text.rpartition(b"\n")  # the last one may be in writing
-    sound = [line for line in metrics_in(whole) if _is_iteration(line)]
-    damaged = sum(bool(line.strip()) for line in whole.splitlines()) - len(sound)
-    lines = [*sound, *filter(_is_iteration, metrics_in(torn))]
+    complete, _, partial = text.rpartition(b"\n")  # the last one may be in writing
+    iterations = [line for line in metrics_in(complete) if _is_iteration(line)]
+    damaged = sum(bool(line.strip()) for line in complete.splitlines()) - len(iterations)
+    lines = [*iterations, *filter(_is_iteration, metrics_in(partial))]
     lines.sort(key=lambda line: float(line["steps"]))
     columns = {
         key: np.array([_value(line.get(key)) for line in lines], dtype=np.float64)
