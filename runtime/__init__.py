@@ -1,4 +1,4 @@
-"""Runs tasks and actors in processes of their own, and can do again what they did when it is lost.
+"""Runs tasks and actors in processes of their own, and rebuilds their results when these are lost.
 
 Ray's design (Moritz et al., OSDI 2018) on one machine; docs/runtime.md is the page for users. The
 scheduler, the object store and the chains of replicas are pure state machines, tested without

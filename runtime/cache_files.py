@@ -24,7 +24,7 @@ _LONGEST_NAME: Final = 500  # bytes of a lock's file that are read
 
 @dataclass(frozen=True)
 class FileLock:
-    """The outcome of `locked`: `holder` says who else has it, if a lock can be had at all."""
+    """Tells whether a lock is `held`; else `holder` names who has it, if that is known."""
 
     held: bool
     holder: str = ""
@@ -75,7 +75,7 @@ def locked(
 ) -> Iterator[FileLock]:
     """Holds the lock of the file `path` while the block runs, if it can be had by `timeout`.
 
-    `on_wait` is told of another holder once; `name` is what others are told of this one.
+    `on_wait` is called once with another holder's name; `name` is this one's, for others.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def locked(
     try:
         outcome = _take(lock, time.monotonic() + timeout.total_seconds(), on_wait)
         if outcome.held:
-            with contextlib.suppress(OSError):  # a full disk: the lock is had all the same
+            with contextlib.suppress(OSError):  # on a full disk the lock is held all the same
                 os.ftruncate(lock, 0)
                 os.pwrite(lock, name.encode(), 0)
         yield outcome

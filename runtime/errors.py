@@ -31,7 +31,7 @@ _LONGEST_TEXT = 1 << 15
 
 
 class ActorRuntimeError(GmiDrlError, RuntimeError):
-    """Base of what `gmi_drl.runtime` raises on its own account."""
+    """Base of the errors of `gmi_drl.runtime` itself."""
 
 
 class NotRunningError(ActorRuntimeError):
@@ -47,7 +47,7 @@ class ForkServerError(ActorRuntimeError):
 
 
 class SerializationError(ActorRuntimeError, TypeError):
-    """A value cannot cross between two processes; the text names the value and the reason."""
+    """A value cannot be sent between processes; the text names the value and the reason."""
 
 
 class GetTimeoutError(ActorRuntimeError, TimeoutError):
@@ -59,7 +59,7 @@ class TaskCancelledError(ActorRuntimeError):
 
 
 class NameTakenError(ActorRuntimeError, ValueError):
-    """An actor that lives has the name that another one was to be given."""
+    """A living actor has the name that another one was to get."""
 
 
 class OutOfResources(ActorRuntimeError):
@@ -72,7 +72,7 @@ class ObjectStoreFullError(ActorRuntimeError, MemoryError):
 
 @dataclass(eq=False, repr=False)
 class ObjectLostError(ActorRuntimeError):
-    """A value is gone and cannot be made again; the text says which, why, and what would help."""
+    """A value is lost and cannot be rebuilt; the text says which, why, and what would help."""
 
     id: bytes
     call: str
@@ -106,7 +106,7 @@ class WorkerDiedError(ActorRuntimeError):
 
 
 def truncate(text: str) -> str:
-    """Returns a text that is short enough to travel; what is missing is in its middle."""
+    """Shortens a text in the middle, so that it can be sent."""
     if len(text) <= _LONGEST_TEXT:
         return text
     half = _LONGEST_TEXT // 2
@@ -115,7 +115,7 @@ def truncate(text: str) -> str:
 
 
 def truncate_texts(error: BaseException) -> None:
-    """Cuts the texts that an exception carries."""
+    """Shortens the texts of an exception."""
     error.args = tuple(_truncate_any(value) for value in error.args)
     for name, value in vars(error).items():
         vars(error)[name] = _truncate_any(value)
@@ -194,7 +194,7 @@ class ActorDiedError(ActorRuntimeError):
 
 
 class TaskError(ActorRuntimeError):
-    """A call raised. `except ValueError` catches it too when that is what it raised.
+    """A call has raised. `except ValueError` catches it, too, if the call raised a ValueError.
 
     `cause` is the original exception (None when it could not be pickled), whose attributes are here
     as well; `raised_s` is a time on the host's monotonic clock.
@@ -217,7 +217,7 @@ def task_error(
 ) -> TaskError:
     """Makes the TaskError of one call, of a class that also derives from the cause's class."""
     origin = cause
-    while isinstance(origin, TaskError):  # a call inside the call had raised it
+    while isinstance(origin, TaskError):  # a nested call has raised it
         origin = origin.cause
     error = _dual(origin) if isinstance(origin, Exception) else TaskError()
     error.cause = cause
@@ -237,7 +237,7 @@ def _dual(cause: Exception) -> TaskError:
         }  # fmt: skip
         dual_class = type(f"TaskError({origin.__name__})", (TaskError, origin), members)
         error: TaskError = origin.__new__(dual_class, *cause.args)
-    except TypeError:  # a class that cannot be derived from, or whose __new__ wants more
+    except TypeError:  # the class is final, or its __new__ needs other arguments
         return TaskError()
     error.args = cause.args
     for base in origin.__mro__:
@@ -252,7 +252,7 @@ def _dual(cause: Exception) -> TaskError:
     return error
 
 
-# Exceptions are often not picklable; as causes they travel in the form that always works.
+# Exceptions are often not picklable; causes are packed in the form that always works.
 
 
 def _pack(cause: BaseException | None) -> bytes:

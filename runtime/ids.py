@@ -1,4 +1,4 @@
-"""Derives ids from what is called with what: a program that is run again makes the same ones.
+"""Derives ids from callers and arguments, so that a repeated program makes the same ones.
 
 A task's id is a hash of the caller's task, the number of the call among the caller's, what is
 called and the pickled arguments. So when a lost task is run again, what it submits is recognised,
@@ -20,7 +20,7 @@ _blake2b: Final = hashlib.blake2b
 
 
 def root() -> bytes:
-    """Returns a new id for a driver's own code, which is no task."""
+    """Returns a new id for code that runs in no task, such as a driver's."""
     return os.urandom(TASK_BYTES)
 
 
@@ -47,10 +47,10 @@ def arguments(task: bytes) -> bytes:
 
 
 def producer(object_id: bytes) -> bytes:
-    """Returns the id of the task a result comes from."""
+    """Returns the id of the task that makes a result."""
     return object_id[:TASK_BYTES]
 
 
 def index(object_id: bytes) -> int:
-    """Returns which result of its task an object is."""
+    """Returns the index of a result among those of its task."""
     return int(_INDEX.unpack_from(object_id, TASK_BYTES)[0])

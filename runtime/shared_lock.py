@@ -28,14 +28,14 @@ def join(path: Path) -> int | None:
 
 
 def release(file: int) -> None:
-    """Gives the lock up, also for copies of the descriptor, and closes it."""
+    """Releases the lock, also for copies of the descriptor, and closes it."""
     with contextlib.suppress(OSError):
         _set(file, fcntl.F_UNLCK)
     os.close(file)
 
 
 def is_held(path: Path) -> bool:
-    """Returns whether anybody holds it now; takes nothing."""
+    """Returns whether anybody holds the lock now, without taking it."""
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -46,7 +46,7 @@ def is_held(path: Path) -> bool:
 
 
 def holders(path: Path) -> list[int]:
-    """Returns the pids of the processes that hold it, as far as this one may see them."""
+    """Returns the pids of the lock's holders, as far as this process may see them."""
     status = os.stat(path)
     pids = []
     for process in Path("/proc").iterdir():
@@ -58,7 +58,7 @@ def holders(path: Path) -> list[int]:
 
 
 def _holds(process: Path, file: str, status: os.stat_result) -> bool:
-    """Returns whether a process has this file open as number `file`, with a lock."""
+    """Returns whether a process has this file open as descriptor `file`, with a lock."""
     try:
         is_same = os.path.samestat(os.stat(process / "fd" / file), status)
         return is_same and "OFDLCK" in (process / "fdinfo" / file).read_text()
@@ -67,7 +67,7 @@ def _holds(process: Path, file: str, status: os.stat_result) -> bool:
 
 
 def _locked(file: int, *kinds: int) -> int | None:
-    """Locks the file, as each of the kinds in turn; closes it if that cannot be."""
+    """Takes locks of these kinds on the file, one after the other; closes it if one fails."""
     try:
         for kind in kinds:
             _set(file, kind)

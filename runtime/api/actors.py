@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ASYNC_CONCURRENCY: Final = 1000  # calls at once, if nothing is said
+_ASYNC_CONCURRENCY: Final = 1000  # calls at once by default
 
 
 class RemoteClass(Generic[T]):
@@ -37,7 +37,7 @@ class RemoteClass(Generic[T]):
 
     def __init__(self, cls: type[T], chosen: ActorOptions) -> None:
         self._cls, self._options = cls, chosen
-        self._methods: dict[str, Method] | None = None  # known when it is first started
+        self._methods: dict[str, Method] | None = None  # found at the first start
         self._parameters: signatures.Parameters = None
 
     def options(self, **changes: Any) -> RemoteClass[T]:
@@ -49,7 +49,7 @@ class RemoteClass(Generic[T]):
 
     def __getattr__(self, name: str) -> Any:
         """Returns a static method or class method, which runs in this process."""
-        if name.startswith("_"):  # asked for by pickle, before there is a class
+        if name.startswith("_"):  # pickle asks for it before there is a class
             raise AttributeError(name)
         member = inspect.getattr_static(self._cls, name, None)
         if isinstance(member, staticmethod | classmethod):
@@ -71,12 +71,12 @@ class RemoteClass(Generic[T]):
         while True:
             with contextlib.suppress(ValueError):
                 handle = get_actor(chosen.name, chosen.namespace)
-                if not counted:  # as the start would be: a replay makes the same ids
+                if not counted:  # as a start would, so that a replay makes the same ids
                     next(context().calls)
                 return handle
             try:
                 return self._start(args, kwargs)
-            except NameTakenError:  # somebody was faster, and may be gone already
+            except NameTakenError:  # another start was faster, and its actor may be gone already
                 counted = True
 
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorHandle:
@@ -148,8 +148,8 @@ def _methods(cls: type) -> dict[str, Method]:
 class ActorHandle:
     """An actor: `handle.method.remote(...)` calls it. Each caller's calls run in order.
 
-    It ends when it has answered and nobody has a handle of it any more, by `stop` or `kill`, or
-    with the runtime. Handles can be passed to calls and returned.
+    It ends once it has answered its calls and no handle is left, by `stop` or `kill`, or with the
+    runtime. Handles can be passed to calls and returned.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class ActorHandle:
         actor: Actor | RayActor | None,
     ) -> None:  # fmt: skip
         self._id, self._name, self._class_name, self._methods = id, name, class_name, methods
-        self._actor = actor  # in the driver, which can do more with it than call
+        self._actor = actor  # only in the driver, which can do more with it
 
     def __getattr__(self, name: str) -> ActorMethod:
         if name.startswith("_") or name not in self._methods:
@@ -200,16 +200,16 @@ class ActorMethod:
         self, handle: ActorHandle, name: str, returns: int, chosen: Mapping[str, Any] | None = None
     ) -> None:
         self._handle, self._name, self._returns = handle, name, returns
-        self._options = chosen  # what differs from the class
+        self._options = chosen  # options that differ from the class's
 
     def options(self, **changes: Any) -> ActorMethod:
-        """Returns the same method with other `MethodOptions`; what is not named stays as it is."""
+        """Returns the same method with other `MethodOptions`; others stay as they are."""
         chosen = options.changed(options.MethodOptions(), changes)
         returns = self._returns
         if chosen.num_returns is not None:
             returns = options.returns(chosen.num_returns)
         changes.pop("num_returns", None)
-        if "retry_exceptions" in changes:  # only who runs the call has to know these classes
+        if "retry_exceptions" in changes:  # only the process of the call has to know them
             changes["retry_exceptions"] = packing.pack_plain(
                 chosen.retry_exceptions, f"the retry_exceptions of {self._name}"
             )
@@ -249,17 +249,16 @@ def received(id: bytes, name: str, class_name: str, methods: Mapping[str, Method
 def get_actor(name: str, namespace: str = "") -> ActorHandle:
     """Returns a handle of the living actor that was started with `options(name=...)`.
 
-    It is looked for in `namespace`, or in that of `init`; the ValueError if there is none names
-    others.
+    It is looked for in `namespace`, or in that of `init`. Without one a ValueError names others.
     """
     runtime = running()
     key = namespace or runtime.namespace, name
     while True:
         id, name, class_name, methods = runtime.request("actor", *key)
         actor = runtime.actor(id)
-        if actor is None:  # the driver has counted its own handle when it answered
+        if actor is None:  # for the driver's own handle this was counted already
             runtime.note(id, 1)
         handle = ActorHandle(id, name, class_name, methods, actor)
-        # Another process's count may come too late; it did not, if the name is still this one's.
+        # The count may have come after the actor's end, but not if the name is still the actor's.
         if actor is not None or runtime.request("actor", *key)[0] == id:
             return handle

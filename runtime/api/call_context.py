@@ -1,4 +1,4 @@
-"""Knows where code runs: in which task of which process, what it holds, what there is."""
+"""Provides the context of running code: its task, process and resources."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .refs import running
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Holds what a task or method can know of itself; in the driver, most of it is empty."""
+    """Holds what a task or method can know of itself; most fields are empty in the driver."""
 
     task_id: bytes
     name: str = "driver"
-    attempt: int = 0  # how often it was begun before
+    attempt: int = 0  # how often it was started before
     actor_id: bytes = b""
     actor_name: str = ""
     restarts: int = 0  # of the actor's process
     device: int = 0  # the group of cores, or GPU, that it runs on
     replayed: bool = False  # run again after a crash, to rebuild the actor; its answer is known
-    resources: Mapping[str, float] = field(default_factory=dict)  # what the call, or actor, holds
+    resources: Mapping[str, float] = field(default_factory=dict)  # of the call, or the actor
     gpu_ids: tuple[int | str, ...] = ()
-    cancelled: bool = False  # it was interrupted; what it calls from here on is not cancelled
+    cancelled: bool = False  # it was interrupted; its later calls are not cancelled with it
     calls: itertools.count[int] = field(default_factory=lambda: itertools.count(), repr=False)
 
 
@@ -45,12 +45,12 @@ def context() -> Context:
 
 
 def enter(new: Context) -> None:
-    """Makes this thread, or asyncio task, run a call from here on."""
+    """Sets the context of this thread, or asyncio task, to a call."""
     _current.set(new)
 
 
 def mark_cancelled() -> None:
-    """Notes that the call which this thread, or asyncio task, runs is being interrupted."""
+    """Notes that the call of this thread, or asyncio task, is being interrupted."""
     current = _current.get(None)
     if current is not None:
         _current.set(dataclasses.replace(current, cancelled=True))
@@ -62,17 +62,17 @@ def set_default(new: Context | None) -> None:
     _driver = new
 
 
-# What users ask, under Ray's names.
+# What users can ask, under Ray's names.
 
 
 def cluster_resources() -> dict[str, float]:
-    """Returns all that calls can ask for, on all devices together."""
+    """Returns the total resources that calls can ask for, on all devices together."""
     total, _ = running().request("resources")
     return dict(total)
 
 
 def available_resources() -> dict[str, float]:
-    """Returns what of it nobody holds just now, without resources of which nothing is left."""
+    """Returns the resources that are free now, without those of which nothing is left."""
     _, free = running().request("resources")
     return dict(free)
 
@@ -80,13 +80,13 @@ def available_resources() -> dict[str, float]:
 def get_gpu_ids() -> list[int | str]:
     """Returns the GPUs that the calling task or actor holds, as CUDA_VISIBLE_DEVICES names them.
 
-    The runtime does not set that variable; who has a part of a GPU may share it with others.
+    The runtime does not set that variable. A GPU held in part may be shared with others.
     """
     return list(context().gpu_ids)
 
 
 def get_runtime_context() -> RuntimeContext:
-    """Returns what a task or actor can know of itself under Ray's names, as `context()` has it."""
+    """Returns the `context()` of a task or actor under Ray's names."""
     return RuntimeContext()
 
 
@@ -106,7 +106,7 @@ class RuntimeContext:
         return context().actor_name
 
     def get_assigned_resources(self) -> dict[str, float]:
-        """Returns what this task, or this method's actor, holds; nothing in the driver."""
+        """Returns the resources of this task, or of this method's actor; nothing in the driver."""
         return dict(context().resources)
 
     def get_accelerator_ids(self) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Waits for results, keeps values, cancels calls, ends actors, and reads what they emit."""
+"""Waits for results, stores values, cancels calls, ends actors, and reads their records."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def get(refs: Sequence[ObjectRef], timeout: timedelta | float | None = None) -> 
 def get(refs: ObjectRef | Sequence[ObjectRef], timeout: timedelta | float | None = None) -> Any:
     """Returns the result, or the list of results in the order of the references.
 
-    Values are immutable: arrays are read-only views. Raises what the call raised (TaskError),
+    Values are immutable: arrays are read-only views. It raises the call's exception (TaskError),
     ActorDiedError, or GetTimeoutError when `timeout` has passed for all of them together.
     """
     if isinstance(refs, ObjectRef):
         return get_value(refs, timeout)
     if isinstance(refs, Mapping) or not isinstance(refs, Iterable):
         raise TypeError(f"get() takes an ObjectRef or a list of them, not {refs!r}.")
-    refs = list(refs)  # once: it may be a generator
+    refs = list(refs)  # it may be a generator
     for ref in refs:
         if not isinstance(ref, ObjectRef):
             raise TypeError(f"get() takes an ObjectRef or a list of them, not {ref!r}.")
@@ -43,9 +43,9 @@ def get(refs: ObjectRef | Sequence[ObjectRef], timeout: timedelta | float | None
 def wait(
     refs: Sequence[Any], num_returns: int = 1, timeout: timedelta | float | None = None
 ) -> tuple[list[Any], list[Any]]:
-    """Waits for the first `num_returns` results: (ready, the others), both in the given order.
+    """Waits for `num_returns` results; returns (ready, the others), both in the given order.
 
-    An ObjectRefGenerator among the references is ready when its next one is, or its end.
+    An ObjectRefGenerator among the references is ready when its next result or its end is.
     """
     if isinstance(refs, Mapping) or not isinstance(refs, Iterable):
         raise TypeError(f"wait() takes a list of ObjectRefs, not {refs!r}.")
@@ -65,7 +65,7 @@ def wait(
 
 
 def put(value: Any) -> ObjectRef:
-    """Keeps a copy of a value for any number of calls; if it is lost it cannot be made again."""
+    """Stores a copy of a value for any number of calls; if it is lost it cannot be rebuilt."""
     if isinstance(value, ObjectRef):
         raise TypeError("put() takes a value, not an ObjectRef: that is what it would give.")
     runtime, caller = running(), context()
@@ -75,10 +75,10 @@ def put(value: Any) -> ObjectRef:
 
 
 def cancel(ref: ObjectRef | ObjectRefGenerator, force: bool = False) -> None:
-    """Cancels the call of a reference, and what it has called; `get` raises TaskCancelledError.
+    """Cancels the call of a reference, and its own calls; `get` raises TaskCancelledError.
 
-    A running call gets that raised inside it, at the next Python instruction; `force` kills its
-    process instead (not an actor's). One that is over stays.
+    In a running call it is raised at the next Python instruction; `force` kills the process instead
+    (not an actor's). A call that has ended stays as it is.
     """
     if not isinstance(ref, ObjectRef | ObjectRefGenerator):
         raise TypeError(f"cancel() takes an ObjectRef, not {ref!r}. Actors are ended by kill().")
@@ -99,7 +99,7 @@ def death(handle: ActorHandle) -> ObjectRef:
 
 
 def deaths(handle: ActorHandle) -> list[ActorDiedError]:
-    """Tells how its processes ended that it was restarted after, the oldest first."""
+    """Returns the deaths after which an actor was restarted, the oldest first."""
     return list(_actor(handle).deaths)
 
 
@@ -110,7 +110,7 @@ def log_tail(handle: ActorHandle) -> str:
 
 
 def write_stacks(handle: ActorHandle, timeout: timedelta = timedelta(seconds=5)) -> bool:
-    """Has the actor's process write the Python stacks of its threads to its log, now.
+    """Has the actor's process write the Python stacks of its threads to its log.
 
     Returns when they are there; False if it has no process, or they are not there by `timeout`.
     """
@@ -118,7 +118,7 @@ def write_stacks(handle: ActorHandle, timeout: timedelta = timedelta(seconds=5))
 
 
 def request_stop(handle: ActorHandle) -> None:
-    """Only asks: `stop_requested()` is true in the actor from now on."""
+    """Asks an actor to end: `stop_requested()` is true in it from now on."""
     if is_initialized():
         driver().ask_actor(_actor(handle), Kind.ASK_STOP)
 
@@ -145,9 +145,9 @@ def kill(
     reason: str = "it was killed by kill()",
     no_restart: bool = True,
 ) -> None:
-    """Ends actors with SIGKILL, with all they have started, and returns when they are gone.
+    """Ends actors and their descendants with SIGKILL, and returns when they are gone.
 
-    With `no_restart=False` it returns at once, and an actor with `max_restarts` left comes back.
+    With `no_restart=False` it returns at once, and an actor with `max_restarts` left is restarted.
     """
     if not is_initialized():
         return
@@ -160,7 +160,7 @@ def kill(
 
 
 def records(handle: ActorHandle | None = None) -> list[Any]:
-    """Returns what one actor, or all, have emitted since the last call, each actor's in order."""
+    """Returns the records of one actor, or all, since the last call, each actor's in order."""
     runtime = driver() if is_initialized() else None
     actors: Sequence[Any] = runtime.all_actors() if runtime is not None else []
     values = []

@@ -25,10 +25,10 @@ C = TypeVar("C")
 
 
 class RemoteFunction:
-    """A function whose calls run in worker processes; several at once, each anywhere.
+    """A function whose calls run in worker processes, several at once, on any device.
 
-    It is run again when its process dies or its result is lost: let it depend on its arguments
-    alone.
+    It is run again when its process dies or its result is lost, so its arguments alone
+    should decide its result.
     """
 
     def __init__(self, function: Callable[..., Any], chosen: TaskOptions) -> None:
@@ -90,7 +90,7 @@ def new_task(
     *, returns: int, chosen: TaskOptions | Mapping[str, Any] | None = None,
     demand: dict[str, float] | None = None, captured: Sequence[bytes] = (),
 ) -> TaskSpec:  # fmt: skip
-    """Makes a call, its arguments packed; `captured` is what the function itself refers to."""
+    """Makes the TaskSpec of a call; `captured` are the references in the function itself."""
     caller = context()
     inputs: list[bytes] = []
     arguments = body_id = b""

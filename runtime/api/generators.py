@@ -14,17 +14,17 @@ from .refs import ObjectRef, Slot, arrival, get_value, received, running, wait_f
 
 
 class ObjectRefGenerator:
-    """The results of a generator, one reference after the other, as they are yielded.
+    """Iterates over references to a generator's results as they are yielded.
 
-    `next()` waits for the next one, and `async for` lets others go on meanwhile. What the generator
-    raises comes with the last reference.
+    `next()` waits for the next one, and `async for` lets other coroutines run meanwhile. The last
+    reference raises what the generator has raised.
     """
 
     def __init__(self, end: ObjectRef) -> None:
-        self._end = end  # its value: how many there are
-        self._index = 0  # of the last reference that was given out
+        self._end = end  # its value is the number of results
+        self._index = 0  # of the last reference that was returned
         self._upcoming: ObjectRef | None = None
-        self._failed = False  # and the error was given out
+        self._failed = False  # and the reference to the error was returned
 
     @property
     def id(self) -> bytes:
@@ -42,7 +42,7 @@ class ObjectRefGenerator:
         try:
             if not ref.slot.done and self._index >= get_value(self._end):
                 raise StopIteration
-        except ActorRuntimeError:  # whatever ended it: `get` of the last reference raises it
+        except ActorRuntimeError:  # the last reference will raise the reason
             self._failed = True
             return self._end
         self._index, self._upcoming = self._index + 1, None
@@ -53,7 +53,7 @@ class ObjectRefGenerator:
 
     async def __anext__(self) -> ObjectRef:
         await arrival(self.awaited())
-        await asyncio.to_thread(self._await_next)  # whoever gives up here takes nothing
+        await asyncio.to_thread(self._await_next)  # a caller that is cancelled here takes no result
         ref = next(self, None)
         if ref is None:
             raise StopAsyncIteration
@@ -69,7 +69,7 @@ class ObjectRefGenerator:
                 get_value(self._end)
 
     def awaited(self) -> list[Slot]:
-        """Returns what `next()` waits for: the first of the next reference's slot and the end's."""
+        """Returns the slots of the next result and of the end; `next()` waits for either."""
         return [self._next().slot, self._end.slot]
 
     def _next(self) -> ObjectRef:
@@ -86,10 +86,10 @@ def wait_for_mixed(
     waited: Sequence[ObjectRef | ObjectRefGenerator], num_returns: int,
     timeout: timedelta | float | None,
 ) -> tuple[list[ObjectRef | ObjectRefGenerator], list[ObjectRef | ObjectRefGenerator]]:  # fmt: skip
-    """`wait_for`, where some are generators."""
+    """Does what `wait_for` does, where some references are generators."""
     runtime = running()
     stand_ins: list[ObjectRef] = []
-    watched: list[tuple[Slot, Callable[[], None]]] = []  # and what is called when it is there
+    watched: list[tuple[Slot, Callable[[], None]]] = []  # with callbacks for when they are ready
     for item in waited:
         if isinstance(item, ObjectRef):
             stand_ins.append(item)

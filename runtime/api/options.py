@@ -1,4 +1,4 @@
-"""Defines how calls and actors are to be run, as `.options(...)` sets it."""
+"""Defines the options of calls and actors, as `.options(...)` sets them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gmi_drl.runtime.errors import NotOnThisEngine
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskOptions:
-    """Says how a function's calls are run.
+    """Holds the options of a function's calls.
 
     `num_cpus`, `num_gpus`, `resources`: what a call holds while it runs; fractions are fine.
-    `num_returns`: how many references it gives; "streaming" for a generator. `max_retries`: how
-    often it is begun again when its process dies; when it raises, only what `retry_exceptions` says
-    (True: whatever it is). `device`: where it must run (None: anywhere), `host`: the address of the
-    host of a cluster on which (empty: any).
+    `num_returns`: how many references a call returns; "streaming" for a generator. `max_retries`:
+    how often it is run again when its process dies, or it raises one of `retry_exceptions` (True:
+    any). `device`: where it must run (None: anywhere), `host`: the address of the host of a cluster
+    where it must run (empty: any).
     """
 
     name: str = ""
@@ -42,25 +42,25 @@ class TaskOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActorOptions:
-    """Says how an actor's process is set up, before any of the user's code runs.
+    """Holds the options of an actor: how its process is set up, and what it may do.
 
-    `name`: what errors call it, and `get_actor` finds it by, in its `namespace` (default: that of
-    `init`); with `get_if_exists` the actor that has this name is given, if there is one. `env`:
-    variables added to the launcher's. `cores`: what it may run on (empty: all). `num_threads`: for
-    torch, OpenMP and BLAS (None: one per core given, else one). `log`: where its output is appended
-    (None: a file that goes with the actor). `setup`: called before its class is unpickled.
+    `name`: for errors, and for `get_actor`, in its `namespace` (default: that of `init`); with
+    `get_if_exists` an existing actor of this name is returned. `env`: variables added to the
+    launcher's. `cores`: those it may run on (empty: all). `num_threads`: for torch, OpenMP and BLAS
+    (None: one per core given, else one). `log`: the file its output is appended to (None: one that
+    is removed with the actor). `setup`: called before its class is unpickled.
 
     `num_cpus`, `num_gpus`, `resources`, `device`, `host`: what it holds for life, and where.
-    `max_restarts`: how often its process is replaced when it dies unasked (-1: always). An actor
-    that runs one call at a time is then built again, and the calls it had answered since its last
-    checkpoint are run again; `checkpoint_every` methods, `save()` gives what `restore(state)` goes
-    on from. `max_task_retries`: at how many crashes a call may have been running and is run again,
-    before it fails with an ActorDiedError and the actor goes on without it (-1: at all).
+    `max_restarts`: how often its process is replaced when it crashes (-1: always). An actor that
+    runs one call at a time is then built again, and the calls it had answered since its last
+    checkpoint are run again. `checkpoint_every`: after so many methods `save()` returns the state
+    that `restore(state)` continues from. `max_task_retries`: how many crashes a running call
+    survives by being run again, before it fails with an ActorDiedError and the actor goes on (-1:
+    any number).
     `max_concurrency`: calls at once, in threads, or in an event loop if it has async methods (None:
-    one; or up to 1,000 in an event loop). One that runs several at once begins from its last
-    checkpoint, and calls it had answered since are not run again. `concurrency_groups`: names that
-    `@method(concurrency_group=...)` may give, and how many calls of each run at once, beside those
-    of no group.
+    one; or up to 1,000 in an event loop). An actor that runs several at once restarts from its last
+    checkpoint, and calls it had answered since are not run again. `concurrency_groups`: names for
+    `@method(concurrency_group=...)`, with the number of calls of each that run at once.
     """
 
     name: str = ""
@@ -104,14 +104,14 @@ class ActorOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MethodOptions:
-    """Says how an actor's method is run; `@method(...)` and `.options(...)` of a method set it.
+    """Holds the options of an actor's method, set by `@method(...)` and `.options(...)`.
 
-    `num_returns`: how many references a call gives (None: one, or "streaming" of a generator).
+    `num_returns`: how many references a call returns (None: one, or "streaming" of a generator).
     `concurrency_group`: one of the class's; empty: `max_concurrency` counts. `retry_exceptions`:
-    what it is called again for when it raises that, in its turn, with the state that it left (True:
-    all). `max_task_retries`: at how many crashes of its process it is run again (None: as the
-    actor's, -1: at all), and how often after what it raises (None: as the actor's, or
-    `METHOD_RETRIES` times if that says -1; -1: for ever).
+    those after which it is called again, in its turn, with the state that it left (True: all).
+    `max_task_retries`: how many crashes of its process a call survives (None: as the actor's, -1:
+    any number), and how often it is called again when it raises (None: as the actor's, or
+    `METHOD_RETRIES` times if that is -1; -1: for ever).
     """
 
     num_returns: int | str | None = None
@@ -128,7 +128,7 @@ class MethodOptions:
             object.__setattr__(self, "retry_exceptions", tuple(self.retry_exceptions))
 
 
-METHOD_RETRIES: Final = 3  # of a call that raises what is retried, if nothing is said
+METHOD_RETRIES: Final = 3  # the default, of a method that raises one of retry_exceptions
 
 
 def method(function: Any = None, **chosen: Any) -> Any:
@@ -152,7 +152,7 @@ _DEFAULT: Final = MethodOptions()
 
 
 def no_group(what: str, group: str, chosen: Any) -> str:
-    """Says why a method cannot be in a concurrency group; `chosen` has those there are."""
+    """Returns the text of an error of an unknown concurrency group; `chosen` has the known ones."""
     groups = ", ".join(sorted(chosen.concurrency_groups)) or "none"
     return (
         f"{what}: concurrency_group={group!r}; the actor has {groups}. Name it in its "
@@ -161,7 +161,7 @@ def no_group(what: str, group: str, chosen: Any) -> str:
 
 
 def check_whole_number(name: str, number: Any, least: int) -> None:
-    """Raises TypeError or ValueError unless it is a whole number, and large enough."""
+    """Raises TypeError or ValueError unless an option is a whole number, `least` or more."""
     if not isinstance(number, numbers.Integral) or isinstance(number, bool):
         raise TypeError(f"{name}={number!r}; it must be a whole number. Give an int.")
     if number < least:
@@ -180,7 +180,7 @@ def check(options: TaskOptions | ActorOptions) -> None:
 
 
 def check_host(options: TaskOptions | ActorOptions) -> None:
-    """Raises NotOnThisEngine for a host that is not this one, the only one of engine local."""
+    """Raises NotOnThisEngine for another host than this one, as engine local has no other."""
     if options.host and options.host not in ("localhost", "127.0.0.1", socket.gethostname()):
         raise NotOnThisEngine(
             f"host={options.host!r}: engine local has this host alone. Leave it out, or call "
@@ -189,7 +189,7 @@ def check_host(options: TaskOptions | ActorOptions) -> None:
 
 
 def demand(options: TaskOptions | ActorOptions) -> dict[str, float]:
-    """Returns everything it holds, by resource."""
+    """Returns the resources that a call or an actor holds."""
     amounts = {"CPU": options.num_cpus, "GPU": options.num_gpus, **options.resources}
     return {name: amount for name, amount in amounts.items() if amount}
 
@@ -204,7 +204,7 @@ def returns(num_returns: int | str) -> int:
 
 
 def changed(options: Any, changes: Mapping[str, Any]) -> Any:
-    """Returns the options with changes; TypeError names an unknown one and those there are."""
+    """Returns the options with changes; TypeError for an unknown option names the known ones."""
     names = {field.name for field in dataclasses.fields(options)}
     unknown = sorted(set(changes) - names)
     if unknown:

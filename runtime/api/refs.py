@@ -1,4 +1,4 @@
-"""Holds results that are on their way: slots that the runtime fills, and users' references."""
+"""Holds pending results: slots that the runtime fills, and users' references to them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gmi_drl.runtime.process.connection import Connection
 
 PENDING: Final = 0
-ELSEWHERE: Final = 1  # it is there; the value lies in the object store, or in the driver
+ELSEWHERE: Final = 1  # ready, with the value in the object store or the driver
 HERE: Final = 2
 
 _lock = threading.Lock()  # guards every slot's `state` and `_watchers`; never held for long
@@ -35,45 +35,45 @@ current: Driver | Connection | RayEngine | None = None  # the runtime of this pr
 
 
 def forget() -> None:
-    """Forgets, after a fork, the runtime and the lock that a thread of the parent perhaps held."""
+    """Drops the runtime after a fork, and the lock, which a thread of the parent may hold."""
     global current, _lock
     current, _lock = None, threading.Lock()
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True, repr=False)
 class Slot:
-    """One result, as this process knows it. Filled by the runtime; read from any thread."""
+    """A result as this process knows it. The runtime fills it; any thread may read it."""
 
     id: bytes
     call: str  # "actor.method" or "function", for messages
-    task: TaskSpec | None = None  # what makes it; the driver's alone
+    task: TaskSpec | None = None  # the task that makes it; only in the driver
     state: int = PENDING
     failed: bool = False
     body: packing.Part = b""
     keep: Any = None  # owns the descriptors that belong to the body
     error_: BaseException | None = None
     _watchers: list[Callable[[], None]] | None = None
-    # The driver's alone.
+    # Used in the driver only.
     stored: bool = False
-    seen: bool = False  # somebody was told that it failed
+    seen: bool = False  # whether its error was reported to somebody
     held: int = 0  # references in this process
     nbytes: int = 0
-    refs: Sequence[bytes] = ()  # what its value refers to
-    waiting: list[TaskSpec] | None = None  # that have it among their arguments
-    seekers: list[Any] | None = None  # processes that asked for it
+    refs: Sequence[bytes] = ()  # ids of references in its value
+    waiting: list[TaskSpec] | None = None  # tasks that have it among their arguments
+    seekers: list[Any] | None = None  # processes that have asked for it
 
     @property
     def done(self) -> bool:
-        """Returns whether the result, or an error, is there."""
+        """Returns whether the result, or an error, is ready."""
         return self.state != PENDING
 
     def fill(self, body: packing.Part, *, failed: bool = False, keep: Any = None) -> None:
-        """Takes the answer, which is unpickled by whoever wants it, in their thread."""
+        """Takes the packed answer, which each reader unpickles in its own thread."""
         self.body, self.failed, self.keep = body, failed, keep
         self._finish(HERE)
 
     def fail(self, error: BaseException) -> None:
-        """Takes the error that comes instead of an answer."""
+        """Takes an error in place of an answer."""
         self.error_, self.failed = error, True
         self._finish(HERE)
 
@@ -83,11 +83,11 @@ class Slot:
         self._finish(HERE)
 
     def arrived(self) -> None:
-        """Notes that the answer is there, but not here."""
+        """Notes that the answer is ready, but not in this process."""
         self._finish(ELSEWHERE)
 
     def reset(self) -> None:
-        """Notes that the answer has been lost, and is being made again."""
+        """Notes that the answer was lost, and is being rebuilt."""
         with _lock:
             self.state, self.failed, self.stored, self.seen = PENDING, False, False, False
             self.body, self.error_, self.keep = b"", None, None
@@ -102,7 +102,7 @@ class Slot:
             watcher()
 
     def watch(self, watcher: Callable[[], None], here: bool = False) -> bool:
-        """Calls `watcher` once when the answer is there (`here`: in this process); False if so."""
+        """Calls `watcher` once the answer is ready (`here`: in this process); False if it is."""
         with _lock:
             if self.state == PENDING or (here and self.state != HERE and not self.stored):
                 if self._watchers is None:
@@ -118,7 +118,7 @@ class Slot:
                 self._watchers.remove(watcher)
 
     def error(self) -> BaseException | None:
-        """Returns a fresh exception for why it failed; None if it did not. Only when it is here."""
+        """Returns its error as a fresh exception, or None. Only when the answer is here."""
         if not self.failed:
             return None
         self.seen = True
@@ -131,7 +131,7 @@ class Slot:
         return task_error(cause, failure.traceback, self.call, failure.raised_s)
 
     def value(self, deadline_s: float | None = None) -> Any:
-        """Returns the result, unpickled anew each time, or raises its error. Only when done."""
+        """Returns the result, unpickled anew at each call, or raises its error. Only when done."""
         if self.failed:
             error = self.error()
             assert error is not None
@@ -170,7 +170,7 @@ class ObjectRef:
         """Returns a future of `concurrent.futures` with its value, or what `get` raises."""
         future: Future[Any] = Future()
         runtime = running()
-        if not runtime.reads:  # only who waits gets anything
+        if not runtime.reads:  # only a thread that waits fills slots
             threading.Thread(target=_fill, args=(future, self), daemon=True).start()
         elif self.slot.watch(lambda: _arrived.add(future, self)):
             runtime.notify([self.slot])
@@ -179,7 +179,7 @@ class ObjectRef:
         return future
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Gives its value to async code, while others go on."""
+        """Awaits the value."""
         return self._awaited().__await__()
 
     async def _awaited(self) -> Any:
@@ -223,9 +223,9 @@ def received(id: bytes, call: str) -> ObjectRef:
 
 
 async def arrival(slots: Sequence[Slot]) -> None:
-    """Returns when the first of these is there, while others go on in this thread.
+    """Returns when the first of these slots is ready; other coroutines run meanwhile.
 
-    Returns at once where no thread reads for others: then a thread has to wait for it.
+    It returns at once where no thread reads for others, as then a thread has to wait.
     """
     runtime = running()
     if not runtime.reads:
@@ -251,14 +251,14 @@ def seconds(timeout: timedelta | float | None) -> float | None:
     return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
 
 
-_LOOK_UP_S: Final = 0.5  # at signals
+_LOOK_UP_S: Final = 0.5  # between two checks for signals
 
 
 class Gate:
     """Opens after a number of arrivals.
 
-    A bare lock and a counter: a KeyboardInterrupt while waiting leaves no lock taken that the
-    runtime's thread needs, which it might inside a Condition.
+    It is a bare lock and a counter. Unlike in a Condition, a KeyboardInterrupt while waiting leaves
+    no lock taken that the runtime's thread needs.
     """
 
     def __init__(self, number: int) -> None:
@@ -276,8 +276,8 @@ class Gate:
     def wait(self, timeout_s: float | None) -> bool:
         """Returns True when it has opened, False when the time is up.
 
-        It looks up now and then: a signal that comes just before the lock is waited for, or to
-        another thread, does not end that wait, and its handler would not be called.
+        It wakes up now and then, as a signal that comes just before the wait, or to another thread,
+        does not end the wait, and its handler would not be called.
         """
         left_s = math.inf if timeout_s is None else max(0.0, timeout_s)
         deadline_s = time.monotonic() + left_s
@@ -299,7 +299,7 @@ def wait_for(
         gate = Gate(missing)
         try:
             for ref in pending_now:
-                if not ref.slot.watch(gate.arrived):  # filled since we looked
+                if not ref.slot.watch(gate.arrived):  # filled meanwhile
                     gate.arrived()
             _block(gate, seconds(timeout))
         finally:
@@ -315,7 +315,7 @@ def wait_for(
 
 
 def get_values(refs: Sequence[ObjectRef], timeout: timedelta | float | None) -> list[Any]:
-    """Returns the values of `refs`; the time is for all of them together."""
+    """Returns the values of `refs`; `timeout` is for all of them together."""
     limit_s = seconds(timeout)
     deadline_s = None if limit_s is None else time.monotonic() + limit_s
     if current is not None:
@@ -331,7 +331,7 @@ def get_value(ref: ObjectRef, timeout: timedelta | float | None = None) -> Any:
 
 
 def _get(slot: Slot, deadline_s: float | None, limit_s: float | None) -> Any:
-    # Again when it is told a second time that it is there, which may come before the value.
+    # In a loop, as a second notice that it is ready may come before the value.
     while slot.state != HERE:
         left_s = None if deadline_s is None else deadline_s - time.monotonic()
         gate = Gate(1)
@@ -371,10 +371,10 @@ def _fill(future: Future[Any], ref: ObjectRef) -> None:
 
 
 class _Arrived:
-    """Fills futures of results that are there, in a thread that lives while there are any.
+    """Fills futures of ready results, in a thread that lives while there are any.
 
-    Values may have to be read from the store, and callbacks of futures may do anything: neither is
-    for the thread that takes in answers.
+    Reading values from the store and calling callbacks may take long, and so must not happen in the
+    thread that receives answers.
     """
 
     def __init__(self) -> None:
@@ -397,7 +397,7 @@ class _Arrived:
                     return
                 future, ref = self._waiting.popleft()
             _fill(future, ref)
-            del future, ref  # else the last one is kept
+            del future, ref  # else the last one stays alive
 
 
 _arrived: Final = _Arrived()

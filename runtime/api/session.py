@@ -1,4 +1,4 @@
-"""Starts and ends the runtime of this process, also when nobody did end it."""
+"""Starts and ends the runtime of this process, at its exit at the latest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gmi_drl.runtime.gcs.tables import Row
 
 _changing = threading.RLock()
-_STORE_SHARE = 0.3  # of the memory that is available at the start; it is taken only when used
+_STORE_SHARE = 0.3  # of the memory available at the start; it is allocated on use
 
 
 def init(
@@ -47,7 +47,7 @@ def init(
     its own, which ends with the runtime. One without token authentication is refused, unless
     `trusted`.
     """
-    # Not at the top: workers, who import this too, never need it.
+    # Not at the top, as workers import this module, too, and do not need it.
     from gmi_drl.runtime.driver.driver import Driver
 
     with _changing:
@@ -116,7 +116,7 @@ def _join_ray(
         raise ActorRuntimeError(
             f"engine='ray': Ray cannot be imported ({error}). pip install 'gmi-drl[ray]'."
         ) from error
-    atexit.register(shutdown)  # again: it has to come before the one of Ray, imported just now
+    atexit.register(shutdown)  # again, so that it runs before that of Ray, imported just now
     refs.current = start(
         address, trusted=trusted, num_cpus=num_cpus, num_gpus=num_gpus, resources=resources,
         object_store_bytes=object_store_bytes, namespace=namespace,
@@ -133,7 +133,7 @@ def _store_bytes() -> int:
 
 
 def is_initialized() -> bool:
-    """Returns whether `init` has been called, and `shutdown` has not."""
+    """Returns whether the runtime runs."""
     return refs.current is not None
 
 
@@ -144,7 +144,7 @@ def shutdown(grace: timedelta = timedelta(seconds=1)) -> None:
             return
         runtime = driver()
         try:
-            if runtime.ready.done:  # else no actor has been forked yet
+            if runtime.ready.done:  # else no actor was forked
                 runtime.stop_actors(runtime.all_actors(), grace, "the runtime was shut down")
         finally:
             refs.current = None
@@ -152,18 +152,18 @@ def shutdown(grace: timedelta = timedelta(seconds=1)) -> None:
 
 
 def preloaded(timeout: timedelta | float | None = None) -> Ready:
-    """Waits for the fork server's imports, and returns what it has imported."""
+    """Waits for the fork server's imports, and returns which they are."""
     ready: Ready = get_value(ObjectRef(driver().ready), timeout)
     return ready
 
 
 def run_directory() -> Path:
-    """Returns a private directory (0700) with a short path; it goes with the runtime."""
+    """Returns a private directory (0700) with a short path, removed with the runtime."""
     return _local("run_directory").server.directory
 
 
 def keep_gcs(path: Path | str) -> None:
-    """Moves the control store's file to `path`, with all that is in it, to stay."""
+    """Moves the control store's file to `path`, where it stays."""
     _local("keep_gcs").gcs.move(Path(path))
 
 
@@ -173,12 +173,12 @@ def flush_gcs(timeout_s: float = 10.0) -> None:
     GcsError where it cannot be written, TimeoutError if it takes longer than `timeout_s`.
     """
     runtime = _local("flush_gcs")
-    runtime.loop.ask(lambda then: then(None))  # rows of record_rows() are put by then
+    runtime.loop.ask(lambda then: then(None))  # after this, rows of record_rows() are put
     runtime.gcs.flush(timeout_s)
 
 
 def merge_gcs(path: Path | str, prefix: str) -> None:
-    """Takes the control store at `path`, of a runtime that has ended, into this one's.
+    """Merges the control store at `path`, of a runtime that has ended, into this one's.
 
     Names of its tasks and actors, and texts of its events, begin with `prefix` here.
     """
@@ -186,7 +186,7 @@ def merge_gcs(path: Path | str, prefix: str) -> None:
 
 
 def record_rows(rows: Sequence[Row]) -> None:
-    """Puts rows into the control store; waits for nothing."""
+    """Puts rows into the control store without waiting."""
     runtime = _local("record_rows")
 
     def put() -> None:
@@ -210,7 +210,7 @@ def driver() -> Any:
 
 
 def _local(what: str) -> Driver:
-    """Returns the driver's runtime if it is of engine local, which alone has `what`."""
+    """Returns the driver's runtime; NotOnThisEngine unless it is of engine local."""
     runtime = driver()
     if not hasattr(runtime, "server"):
         raise NotOnThisEngine(f"{what}(): engine ray does not have it; engine local does.")

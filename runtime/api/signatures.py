@@ -1,4 +1,4 @@
-"""Checks what functions and methods are called with; the form travels with an actor's handle."""
+"""Checks the arguments of calls; the signatures of methods travel with an actor's handle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 _ANY: Final = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
-Parameters = tuple[tuple[str, int, bool], ...] | None  # name, kind, whether it may be left out
+Parameters = tuple[tuple[str, int, bool], ...] | None  # name, kind, whether it is optional
 
 
 class Method(NamedTuple):
@@ -21,7 +21,7 @@ class Method(NamedTuple):
 
 
 def parameters(function: Callable[..., Any], bound: bool = False) -> Parameters:
-    """Returns a function's, but the first if `bound`; None if anything goes, or nobody knows."""
+    """Returns a function's parameters (`bound`: without the first); None if unknown or any."""
     try:
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # of native code
@@ -35,7 +35,7 @@ def parameters(function: Callable[..., Any], bound: bool = False) -> Parameters:
 
 
 def method_parameters(cls: type, name: str) -> Parameters:
-    """Returns those of a class's method, without `self`."""
+    """Returns the parameters of a method, without `self`."""
     member = inspect.getattr_static(cls, name)
     return parameters(getattr(cls, name), bound=inspect.isfunction(member))
 

@@ -1,4 +1,4 @@
-"""Shares work out among a fixed set of actors."""
+"""Distributes work among a fixed set of actors."""
 
 from __future__ import annotations
 
@@ -18,31 +18,33 @@ Call = Callable[[ActorHandle, Any], ObjectRef]
 
 
 class ActorPool:
-    """Gives values to actors that are free; results in the order of the values, or as they come.
+    """Passes values to idle actors; gives results in the order of the values, or as they come.
 
-    `fn(actor, value)` calls a method and gives the reference. An actor whose result is there is
-    given the next value while somebody waits for a result, or submits more.
+    `fn(actor, value)` calls a method and returns the reference. An actor whose result is ready gets
+    the next value while somebody waits for a result, or submits more.
     """
 
     def __init__(self, actors: Iterable[ActorHandle]) -> None:
         self._idle = list(actors)
         self._busy: dict[ObjectRef, ActorHandle] = {}
         self._waiting: collections.deque[tuple[int, Call, Any]] = collections.deque()
-        self._results: dict[int, ObjectRef] = {}  # by place in the order; not given out yet
+        self._results: dict[
+            int, ObjectRef
+        ] = {}  # by index in the order of values; not returned yet
         self._places = itertools.count()
 
     def map(self, fn: Call, values: Iterable[Any]) -> Iterator[Any]:
-        """Yields the results of all values in their order, and gives earlier ones up."""
+        """Yields the results of all values in their order; drops values submitted before."""
         self._submit_all(fn, values)
         return self._drain(self.get_next)
 
     def map_unordered(self, fn: Call, values: Iterable[Any]) -> Iterator[Any]:
-        """Yields the results of all values as they come, and gives earlier ones up."""
+        """Yields the results of all values as they come; drops values submitted before."""
         self._submit_all(fn, values)
         return self._drain(self.get_next_unordered)
 
     def submit(self, fn: Call, value: Any) -> None:
-        """Adds a value, for the next actor that is free."""
+        """Submits a value to the next idle actor."""
         self._waiting.append((next(self._places), fn, value))
         self._settle(0.0)
 
@@ -51,27 +53,27 @@ class ActorPool:
     ) -> Any:
         """Returns the next result in the order of `submit`, or raises what the call raised.
 
-        StopIteration when there is none to come; GetTimeoutError, which may give it up, when late.
+        StopIteration if none is pending; GetTimeoutError if it is late, which may drop it.
         """
         return self._get(lambda places: places[:1], timeout, ignore_if_timedout)
 
     def get_next_unordered(
         self, timeout: timedelta | float | None = None, ignore_if_timedout: bool = False
     ) -> Any:
-        """Returns the first result that is there; else as `get_next`."""
+        """Returns the first result that is ready; else as `get_next`."""
         return self._get(lambda places: places, timeout, ignore_if_timedout)
 
     def has_next(self) -> bool:
-        """Returns whether there are results to come."""
+        """Returns whether results are pending."""
         return bool(self._results or self._waiting)
 
     def has_free(self) -> bool:
-        """Returns whether an actor has nothing to do, and nothing waits for one."""
+        """Returns whether an actor is idle, and no value waits."""
         self._settle(0.0)
         return bool(self._idle) and not self._waiting
 
     def pop_idle(self) -> ActorHandle | None:
-        """Takes an actor that has nothing to do out of the pool; None when all have."""
+        """Removes and returns an idle actor; None if all are busy."""
         return self._idle.pop() if self.has_free() else None
 
     def push(self, actor: ActorHandle) -> None:
@@ -116,7 +118,7 @@ class ActorPool:
         )
 
     def _settle(self, timeout: float | None) -> bool:
-        """Waits for an actor to become free, and gives it what waits; False: none was in time."""
+        """Waits for an actor to become idle, and passes waiting values; False if none was in time."""
         busy = list(self._busy)
         done = wait(busy, 1, timeout)[0] if busy and timeout != 0.0 else []
         if busy:
@@ -125,7 +127,7 @@ class ActorPool:
             self._idle.append(self._busy.pop(ref))
         while self._waiting and self._idle:
             place, fn, value = self._waiting.popleft()
-            ref = fn(self._idle[0], value)  # if that raises, the actor is still free
+            ref = fn(self._idle[0], value)  # if that raises, the actor stays idle
             self._busy[ref] = self._idle.pop(0)
             self._results[place] = ref
         return bool(done)

@@ -18,7 +18,7 @@ _AT_ONCE: Final = 1_000_000  # calls that wait in the queue's actor
 
 
 class Empty(queue.Empty):
-    """Nothing was in the queue, or too little, or not in time."""
+    """The queue had no item, or too few, or none in time."""
 
 
 class Full(queue.Full):
@@ -28,8 +28,8 @@ class Full(queue.Full):
 class Queue:
     """First in, first out, kept by an actor with `actor_options`; it can be passed to calls.
 
-    `maxsize` 0 has no bound. What is in it is gone with the actor, and an item that was being got
-    by a process that dies is lost.
+    `maxsize` 0 has no bound. Items are lost with the actor, and an item that was being taken by a
+    process that dies is lost.
     """
 
     def __init__(self, maxsize: int = 0, actor_options: Mapping[str, Any] | None = None) -> None:
@@ -56,21 +56,21 @@ class Queue:
         return 0 < self.maxsize <= self.size()
 
     def put(self, item: Any, block: bool = True, timeout: timedelta | float | None = None) -> None:
-        """Adds an item, waiting for room if it must; Full if there is none, or not in time."""
+        """Adds an item, and waits for room if `block`; Full if there is none in time."""
         _added(get(self.actor.put.remote(item, _limit_s(block, timeout))))
 
     def get(self, block: bool = True, timeout: timedelta | float | None = None) -> Any:
-        """Takes the oldest item, waiting for one if it must; Empty if there is none in time."""
+        """Removes the oldest item, and waits for one if `block`; Empty if there is none in time."""
         return _taken(get(self.actor.get.remote(_limit_s(block, timeout))))[0]
 
     async def put_async(
         self, item: Any, block: bool = True, timeout: timedelta | float | None = None
     ) -> None:
-        """`put`, in async code."""
+        """Does what `put` does, in async code."""
         _added(await self.actor.put.remote(item, _limit_s(block, timeout)))
 
     async def get_async(self, block: bool = True, timeout: timedelta | float | None = None) -> Any:
-        """`get`, in async code."""
+        """Does what `get` does, in async code."""
         return _taken(await self.actor.get.remote(_limit_s(block, timeout)))[0]
 
     def put_nowait(self, item: Any) -> None:
@@ -78,26 +78,26 @@ class Queue:
         self.put(item, block=False)
 
     def get_nowait(self) -> Any:
-        """Takes the oldest item; Empty if there is none."""
+        """Removes the oldest item; Empty if there is none."""
         return self.get(block=False)
 
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
-        """Adds all of these; Full, and none of them is added, if there is no room for all."""
+        """Adds all of these, or none: Full if there is no room for all."""
         _added(get(self.actor.put_all.remote(list(items))))
 
     def get_nowait_batch(self, num_items: int) -> list[Any]:
-        """Takes the oldest so many; Empty, and all stay, if there are fewer."""
+        """Removes the oldest `num_items`, or none: Empty if there are fewer."""
         return list(_taken(get(self.actor.get_all.remote(num_items))))
 
     def shutdown(self, force: bool = False, grace_period_s: float = 5.0) -> None:
-        """Ends the queue; unless `force`, waits for what was asked of it before."""
+        """Ends the queue; unless `force`, after the calls before this."""
         if not force:
             wait([self.actor.size.remote()], 1, grace_period_s)
         kill(self.actor, "its queue was shut down")
 
 
 class _Items:
-    """The actor of a queue. False and None tell what cannot be had: no error fills its log."""
+    """The actor of a queue. It returns False or None for errors, which would fill its log."""
 
     def __init__(self, maxsize: int) -> None:
         self._items: asyncio.Queue[Any] = asyncio.Queue(maxsize)

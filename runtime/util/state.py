@@ -1,4 +1,4 @@
-"""Lists what there is in the runtime just now."""
+"""Lists the actors of the runtime."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gmi_drl.runtime.api.refs import running
 
 @dataclasses.dataclass(frozen=True)
 class ActorState:
-    """One actor, as `list_actors` tells of it."""
+    """The state of an actor, as `list_actors` returns it."""
 
     actor_id: str
     class_name: str
@@ -25,7 +25,7 @@ class ActorState:
 
 
 def list_actors(filters: Sequence[tuple[str, str, Any]] = (), limit: int = 100) -> list[ActorState]:
-    """Lists the actors that live, and those that died and that somebody still has a handle of.
+    """Lists living actors, and dead ones of which somebody still has a handle.
 
     `filters` are (field, "=" or "!=", value), of which all must hold.
     """

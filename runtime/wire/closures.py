@@ -18,7 +18,7 @@ from . import packing
 
 
 class Code:
-    """A function or a class as it is sent to other processes."""
+    """Holds a packed function or class, to be sent to other processes."""
 
     __slots__ = ("_captured", "_runtime", "body", "id", "refs")
 
@@ -26,17 +26,17 @@ class Code:
         self.body = body
         self.id = ids.function(body)
         self.refs: Sequence[bytes] = packed.refs  # ids of what it captures
-        self._captured = packed.mentioned  # which keeps that alive
+        self._captured = packed.mentioned  # keeps them alive
         self._runtime = weakref.ref(runtime)
 
     def is_for(self, runtime: Any) -> bool:
-        """Returns whether it can be sent there; its references mean nothing to another runtime."""
+        """Returns whether it is for this runtime; another one does not know its references."""
         return self._runtime() is runtime
 
 
 @dataclass(eq=False)
 class FunctionWithRefs:
-    """A function that captures references: unpickled for each call, it holds none between two."""
+    """Calls a function that captures references; it is unpickled anew, so as to hold none."""
 
     body: bytes
     what: str
@@ -54,7 +54,7 @@ def pack_function(function: Any, what: str, runtime: Any) -> Code:
 
 
 def pack_class(cls: Any, what: str, runtime: Any) -> Code:
-    """Packs a class; its process keeps what it captures."""
+    """Packs a class; the actor's process keeps what the class captures."""
     packed, body = _pack(cls, what)
     return Code(body, packed, runtime)
 

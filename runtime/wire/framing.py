@@ -29,7 +29,7 @@ _NOSIGNAL: Final = int(socket.MSG_NOSIGNAL)
 _TRUNCATED: Final = int(socket.MSG_CTRUNC)
 _MAX_PARTS: Final = 512  # below IOV_MAX
 _READ_BYTES: Final = 1 << 18
-_SMALL_BYTES: Final = _READ_BYTES // 2 - _HEADER.size  # fits behind any start
+_SMALL_BYTES: Final = _READ_BYTES // 2 - _HEADER.size  # fits into the buffer behind any start
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +57,7 @@ class Message:
 
 
 def frame(kind: int, id: int, body: bytes = b"", num_fds: int = 0) -> bytes:
-    """Returns one frame, whole; `num_fds` descriptors are to be sent with its first byte."""
+    """Returns a whole frame; `num_fds` descriptors are to be sent with its first byte."""
     return b"%b%b" % (_HEADER.pack(kind, num_fds, 0, id, len(body)), body)
 
 
@@ -70,7 +70,7 @@ def send_some(sock: socket.socket, parts: Sequence[Part], fds: Sequence[int] = (
 
 
 def send(sock: socket.socket, data: Part, fds: Sequence[int] = ()) -> None:
-    """Sends everything, blocking. BrokenPipeError or ConnectionResetError: nobody reads it."""
+    """Sends everything, blocking. BrokenPipeError or ConnectionResetError if nobody reads."""
     if not fds:
         sock.sendall(data, _NOSIGNAL)
         return
@@ -83,7 +83,7 @@ class Reader:
     """Cuts what arrives on one socket into messages; works on blocking and other sockets."""
 
     def __init__(self) -> None:
-        self.more = False  # the last read got all it had room for: there may be more
+        self.more = False  # whether the last read filled the buffer, and there may be more
         self._buffer = bytearray(_READ_BYTES)
         self._start = 0
         self._end = 0
@@ -92,7 +92,7 @@ class Reader:
         self._filled = 0
 
     def read(self, sock: socket.socket, flags: int = 0) -> list[Message] | None:
-        """Returns what one recvmsg completes, perhaps nothing; None at the end of the stream."""
+        """Returns the messages that one recvmsg completes; None at the end of the stream."""
         if self._large is not None:
             target = memoryview(self._large[1])[self._filled :]
         else:
@@ -122,7 +122,7 @@ class Reader:
         return [self._message(header, bytes(body))]
 
     def close(self) -> None:
-        """Closes descriptors whose message never came."""
+        """Closes descriptors whose message never arrived."""
         with contextlib.suppress(IndexError):
             while True:
                 os.close(self._fds.popleft())

@@ -44,7 +44,7 @@ Part = bytes | bytearray | memoryview
 
 
 class _PackingState(threading.local):
-    """Keeps what the value being pickled or unpickled in this thread meets."""
+    """Holds the context of pickling or unpickling in this thread."""
 
     packed: Packed | None = None
     beside: OutOfBand | None = None
@@ -56,7 +56,7 @@ _local = _PackingState()
 
 
 class Packed:
-    """A packed value: its bytes in parts, and what it refers to."""
+    """Holds a packed value: its bytes in parts, and the references in it."""
 
     __slots__ = ("memfds", "mentioned", "nbytes", "parts", "refs")
 
@@ -68,7 +68,7 @@ class Packed:
         self.memfds: list[Any] = []
 
     def mention(self, id: bytes, reference: Any) -> None:
-        """Notes that the value being packed has a reference, or a handle, in it."""
+        """Notes a reference, or a handle, in the value that is being packed."""
         self.refs.append(id)
         self.mentioned.append(reference)
 
@@ -79,7 +79,7 @@ class Packed:
 
 
 def packing() -> Packed | None:
-    """Returns what is being packed in this thread; None when somebody else is pickling."""
+    """Returns the value that `pack` is packing in this thread; None if other code is pickling."""
     return _local.packed
 
 
@@ -128,9 +128,9 @@ def pack(value: Any, what: str | Callable[[], str] = "the value") -> Packed:
 
 
 def view(arena: Arena, place: tuple[int, int], released: Callable[[], None]) -> memoryview:
-    """Returns a packed value in the object store, to be unpacked where it lies.
+    """Returns a view of a packed value in the object store.
 
-    Torch cannot take memory that is read-only: a value with tensors gets pages of its own.
+    A value with tensors gets private pages, as torch cannot take read-only memory.
     """
     offset, nbytes = place
     private = os.pread(arena.fd, len(_TENSORS), offset) == _TENSORS
@@ -164,9 +164,9 @@ def unpack(
     body: Part, what: str | Callable[[], str] = "the value", fds: Sequence[int] = (),
     inputs: Sequence[Any] = (),
 ) -> Any:  # fmt: skip
-    """Returns the value again, whose arrays are views of `body`; `what` names it in an error.
+    """Unpacks a value, whose arrays are views of `body`; `what` names it in an error.
 
-    `fds` are the descriptors of its Memfds, which are duplicated; `inputs` what stands for the
+    `fds` are the descriptors of its Memfds, which are duplicated; `inputs` the values of
     references among the arguments of a call.
     """
     if not len(body):
@@ -221,9 +221,9 @@ def pack_plain(value: Any, what: str = "the value") -> bytes:
 
 
 def pack_exception(error: BaseException) -> bytes:
-    """Packs an exception such that `unpack` will succeed; empty when not even its class can travel.
+    """Packs an exception such that `unpack` will succeed; empty if not even its class can be sent.
 
-    One whose constructor wants other arguments than it keeps goes as class, arguments, attributes.
+    One whose constructor takes other arguments than `args` is packed as class, args, attributes.
     """
     with contextlib.suppress(SerializationError):
         data = pack_plain(error)
@@ -241,7 +241,7 @@ def pack_exception(error: BaseException) -> bytes:
 
 
 def unpack_exception(data: bytes) -> BaseException | None:
-    """Returns what `pack_exception` packed; None when its class cannot be had here."""
+    """Unpacks what `pack_exception` packed; None if its class is not available here."""
     try:
         value = unpack(data) if data else None
         if isinstance(value, tuple):
@@ -249,14 +249,14 @@ def unpack_exception(data: bytes) -> BaseException | None:
             value = cls.__new__(cls, *args)
             value.args = args
             value.__dict__.update(state)
-    except Exception:  # an import that fails here; a __new__ with wishes of its own
+    except Exception:  # a failing import, or a __new__ that needs other arguments
         return None
     return value if isinstance(value, BaseException) else None
 
 
 @dataclass(eq=False, slots=True)
 class Input:
-    """Stands for a reference among the arguments of a call: the callee sees its value there."""
+    """Stands for a reference among the arguments of a call, where the callee gets its value."""
 
     index: int
 
@@ -287,7 +287,7 @@ def _unpicklable(what: str | Callable[[], str], error: Exception) -> Serializati
 
 
 class OutOfBand:
-    """Keeps the buffers beside a pickle, and which of them are the memory of tensors."""
+    """Collects the buffers beside a pickle, and which of them are the memory of tensors."""
 
     __slots__ = ("_in_band_bytes", "_tensors", "buffers")
 
@@ -309,7 +309,7 @@ class OutOfBand:
         return any(buffer.obj is memory for memory in self._tensors)
 
     def reduce_tensor(self, tensor: Any) -> Any:
-        """Takes a tensor apart; NotImplemented if torch must do it."""
+        """Reduces a tensor to its memory; NotImplemented if torch must do it."""
         import torch
 
         if tensor.layout != torch.strided or tensor.is_quantized:
@@ -340,11 +340,11 @@ def dump(value: Any, in_band_bytes: int = 0) -> tuple[memoryview, OutOfBand]:
         _cloudpickle()(file, out_of_band).dump(value)
         return file.getbuffer(), out_of_band
     finally:
-        _local.beside = outer  # else what was packed last would stay in memory
+        _local.beside = outer  # else the last value would stay in memory
 
 
 def needs_value(data: bytes | bytearray | memoryview) -> bool:
-    """Returns whether a plain pickle refers to `__main__`, or a module for cloudpickle alone."""
+    """Returns whether a pickle refers to `__main__`, or to a module that is sent by value."""
     module = sys.modules.get("cloudpickle")
     return b"__main__" in bytes(data) or bool(module and module.list_registry_pickle_by_value())
 
@@ -354,7 +354,7 @@ _table_size = -1
 
 
 def _dispatch_table() -> dict[type, Any]:
-    """copyreg's reducers and ours, as the plain dict that the C pickler is quickest with."""
+    """Returns copyreg's reducers and that of tensors as a dict, the C pickler's fastest way."""
     global _table, _table_size
     torch = sys.modules.get("torch")
     tensor = getattr(torch, "Tensor", None)  # not there yet while torch is being imported

@@ -1,4 +1,4 @@
-"""Defines the messages between the processes of a runtime, and what they carry.
+"""Defines the messages between the processes of a runtime, and their contents.
 
 The driver has two sockets with every process, and one with the fork server. On the first one calls,
 values and requests go both ways, in order. The second one is for what must be heard while a call
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-# What OpenMP, MKL, OpenBLAS and numexpr read when they are loaded.
+# The variables that OpenMP, MKL, OpenBLAS and numexpr read when they are loaded.
 THREAD_VARIABLES: Final = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
@@ -34,7 +34,7 @@ class Kind(enum.IntEnum):
     #   attempt, failures, replayed, about: of a task, what it holds and which GPUs (None: one CPU);
     #   of a method, what its options are instead of the class's, packed)
     VALUE = 4  # (object, place, failed)
-    READY = 5  # (object, failed): it is there; ask for its value if you want it
+    READY = 5  # (object, failed): it is ready; its value can be asked for
     REPLY = 6  # id: the request's number; (failed, what it gave)
     # driver -> process, on the second socket
     ASK_STOP = 8  # sets stop_requested()
@@ -49,10 +49,10 @@ class Kind(enum.IntEnum):
     RECORD = 20  # what emit() was given; id: how many were dropped so far
     SUBMIT = 21  # the fields of a TaskSpec
     PUT = 22  # (object, place, references)
-    WANT = 23  # (objects, values: else only that they are there)
+    WANT = 23  # (objects, whether their values are wanted, or only READY)
     UNWANT = 24  # objects
-    COUNTS = 25  # [(id, +1 or -1)]: references and handles taken up and dropped
-    UNPIN = 26  # objects that are no longer looked at
+    COUNTS = 25  # [(id, +1 or -1)]: references and handles taken and dropped
+    UNPIN = 26  # objects that are no longer viewed
     REQUEST = 27  # id: its number; (method, arguments)
     RETURNED = 28  # numbers of calls that were not begun
     CHECKPOINT = 29  # (sequence number of the last method, place, references)
@@ -68,7 +68,7 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Tells the fork server, on its command line, what it needs."""
+    """Configures the fork server, on its command line."""
 
     control_fd: int
     lock_fd: int
@@ -83,7 +83,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpawnRequest:
-    """Tells a child what to set right after the fork, before any user code."""
+    """Says what a child sets right after the fork, before any user code."""
 
     title: str  # what ps shows of it
     environment: dict[str, str]  # the whole of it
@@ -96,7 +96,7 @@ class SpawnRequest:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Tells a process who it is. Without a class it runs tasks; with one it is an actor."""
+    """Configures a process: as a worker of tasks, or, with a class, as an actor."""
 
     device: int
     namespace: str = ""
@@ -107,7 +107,7 @@ class Build:
     max_concurrency: int = 1
     checkpoint_every: int = 0  # methods
     restarts: int = 0
-    state: bytes = b""  # what save() gave, to go on from; empty: it lies in the object store
+    state: bytes = b""  # the result of save(); empty: it lies in the object store
     sequence: int = 0  # of the last method in that state
     resources: Mapping[str, float] = field(default_factory=dict)  # that the actor holds
     gpu_ids: tuple[int | str, ...] = ()
@@ -117,7 +117,7 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The fork server has imported what it was told to."""
+    """Says that the fork server has imported its modules."""
 
     pid: int
     loaded: tuple[str, ...]
@@ -138,7 +138,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class CallFailure:
-    """A call, or the building of an actor, raised."""
+    """Holds what a call, or the building of an actor, has raised."""
 
     cause: bytes  # the pickled exception; empty when it cannot be pickled
     traceback: str
