@@ -28,9 +28,7 @@ class ActorPool:
         self._idle = list(actors)
         self._busy: dict[ObjectRef, ActorHandle] = {}
         self._waiting: collections.deque[tuple[int, Call, Any]] = collections.deque()
-        self._results: dict[
-            int, ObjectRef
-        ] = {}  # by index in the order of values; not returned yet
+        self._results: dict[int, ObjectRef] = {}  # by index of the value; not returned yet
         self._places = itertools.count()
 
     def map(self, fn: Call, values: Iterable[Any]) -> Iterator[Any]:
@@ -118,7 +116,7 @@ class ActorPool:
         )
 
     def _settle(self, timeout: float | None) -> bool:
-        """Waits for an actor to become idle, and passes waiting values; False if none was in time."""
+        """Waits for an actor to be idle, and passes waiting values; False if none was in time."""
         busy = list(self._busy)
         done = wait(busy, 1, timeout)[0] if busy and timeout != 0.0 else []
         if busy:
