@@ -16,7 +16,7 @@ def lazy(
     `names` has those of each module, whose name is from the package on (`.role.trainer`) or whole.
     `dir` shows what is in `__all__` alone, where there is one, and not what only the file uses.
     """
-    homes = {name: module for module, its in names.items() for name in its}
+    homes = {name: module for module, offered in names.items() for name in offered}
 
     def get(name: str) -> Any:
         if name not in homes:
@@ -24,7 +24,7 @@ def lazy(
         return getattr(import_module(homes[name], package), name)
 
     def names_of() -> list[str]:
-        its = vars(sys.modules[package])
-        return sorted({*its.get("__all__", its), *homes})
+        namespace = vars(sys.modules[package])
+        return sorted({*namespace.get("__all__", namespace), *homes})
 
     return get, names_of

@@ -108,16 +108,16 @@ class _Page:
 
     async def _stream(self, request: Request, viewer: Viewer) -> AsyncIterator[str]:
         self._viewers += 1
-        said_s = time.monotonic()
+        sent_s = time.monotonic()
         try:
             while not await request.is_disconnected():
                 events = await to_thread.run_sync(self._live.changes, viewer)
                 if text := "".join(f"event: {name}\ndata: {data}\n\n" for name, data in events):
                     yield text
-                    said_s = time.monotonic()
-                elif time.monotonic() - said_s > _ALIVE_S:
+                    sent_s = time.monotonic()
+                elif time.monotonic() - sent_s > _ALIVE_S:
                     yield ":\n\n"
-                    said_s = time.monotonic()
+                    sent_s = time.monotonic()
                 behind = await to_thread.run_sync(self._live.is_behind, viewer)
                 await anyio.sleep(_BEHIND_S if behind else LOOK_S)
         finally:
@@ -125,20 +125,20 @@ class _Page:
 
     async def state(self, request: Request) -> Response:
         """Returns tasks, actors, objects and events that a run recorded."""
-        return await self._of_store(request, _state)
+        return await self._from_store(request, _state)
 
     async def lineage(self, request: Request) -> Response:
         """Returns what an id was computed from, as lines of a tree."""
         id = request.query_params.get("of", "")[:_MOST_ID]
-        return await self._of_store(request, lambda store: _lineage(store, id))
+        return await self._from_store(request, lambda store: _lineage(store, id))
 
-    async def _of_store(self, request: Request, read: Any) -> Response:
+    async def _from_store(self, request: Request, read: Any) -> Response:
         folder = await self._folder(request.path_params["id"])
         if folder is None:
             return PlainTextResponse("no such run\n", 404)
         async with self._reading:
             try:
-                return JSONResponse(await to_thread.run_sync(_of_store, folder, read))
+                return JSONResponse(await to_thread.run_sync(_from_store, folder, read))
             except (OSError, GmiDrlError) as error:
                 return JSONResponse({"error": printable_lines(cut(str(error), 2000))})
 
@@ -158,7 +158,7 @@ class _Page:
         if folder is None:
             return PlainTextResponse("no such run\n", 404)
         try:
-            pid = await to_thread.run_sync(_asked, ask, folder)
+            pid = await to_thread.run_sync(_ask_launcher, ask, folder)
         except (OSError, ValueError, GmiDrlError) as error:
             return JSONResponse({"error": printable_lines(cut(str(error), 2000))}, 409)
         return JSONResponse({"asked": pid})
@@ -167,12 +167,12 @@ class _Page:
         return await to_thread.run_sync(self._live.find, id)
 
 
-def _asked(ask: _Ask, folder: Path) -> int:
+def _ask_launcher(ask: _Ask, folder: Path) -> int:
     written = json.loads(read_inside(folder, "run.json"))
     return ask(folder, written if isinstance(written, dict) else {})
 
 
-def _of_store(folder: Path, read: Any) -> Any:
+def _from_store(folder: Path, read: Any) -> Any:
     for suffix in ("", *_BESIDE):  # SQLite opens them by itself
         if not suffix or os.path.lexists(folder / (run_state.FILE_NAME + suffix)):
             with open_inside(folder, run_state.FILE_NAME + suffix):

@@ -29,7 +29,7 @@ class NoRuns(GmiDrlError):
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Entry:
     """Holds what was read of a run, what its files were like then, and its row of the list."""
 
     files: tuple[Any, ...]
@@ -44,7 +44,7 @@ class Catalog:
         """`folder`: None: where gmi-drl is called, with the tunes of this user besides."""
         self.folder = (folder or Path()).resolve()
         self.with_tunes = folder is None
-        self._known: dict[str, _Known] = {}  # by id
+        self._entries: dict[str, _Entry] = {}  # by id
         self._paths: dict[str, Path] = {}
         self.outside = 0  # folders that are links to elsewhere
 
@@ -58,13 +58,13 @@ class Catalog:
 
         Reads files that have changed since, and no more.
         """
-        known, paths, self.outside = {}, {}, 0
+        entries, paths, self.outside = {}, {}, 0
         for path in self._folders():
             id = id_of(path)
-            known[id], paths[id] = self._looked_up(id, path), path
-        self._known, self._paths = known, paths
+            entries[id], paths[id] = self._entry(id, path), path
+        self._entries, self._paths = entries, paths
         runs = sorted(
-            known.values(),
+            entries.values(),
             key=lambda run: (run.summary.started or 0.0, str(run.summary.path)),
             reverse=True,
         )
@@ -81,13 +81,13 @@ class Catalog:
     def _is_inside(self, path: Path) -> bool:
         return Path(os.path.realpath(path)).is_relative_to(self.folder)
 
-    def _looked_up(self, id: str, path: Path) -> _Known:
+    def _entry(self, id: str, path: Path) -> _Entry:
         files = signature(path, "run.json"), signature(path, METRICS)
-        before = self._known.get(id)
-        if before is not None and before.files == files and before.summary.state != "running":
-            return before
+        entry = self._entries.get(id)
+        if entry is not None and entry.files == files and entry.summary.state != "running":
+            return entry
         summary = _summary(path)
-        return _Known(files, summary, self._row(id, summary))
+        return _Entry(files, summary, self._row(id, summary))
 
     def find(self, id: str) -> Path | None:
         """Returns the folder of the run with this id; None if the last scan did not see it."""
@@ -96,9 +96,9 @@ class Catalog:
     def as_json(self) -> dict[str, Any]:
         """Returns what the page lists, as JSON's types."""
         rows = self.scan()
-        more = max(0, len(rows) - _MOST_RUNS)
+        hidden = max(0, len(rows) - _MOST_RUNS)
         shown = rows[:_MOST_RUNS]
-        return {"folder": str(self.folder), "runs": shown, "more": more, "outside": self.outside}
+        return {"folder": str(self.folder), "runs": shown, "more": hidden, "outside": self.outside}
 
     def _row(self, id: str, run: RunSummary) -> dict[str, Any]:
         row = asdict(run)

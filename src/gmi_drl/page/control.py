@@ -29,12 +29,12 @@ def stop(folder: Path, written: dict[str, Any]) -> int:
     `written` is the run's run.json.
     """
     with _launcher(folder, written) as (pid, process):
-        signal.pidfd_send_signal(process, _heard_by(pid))
+        signal.pidfd_send_signal(process, _stop_signal_of(pid))
     return pid
 
 
 def ask_for_checkpoint(folder: Path, written: dict[str, Any]) -> int:
-    """Has who trains `folder` write a checkpoint when the iteration ends; the launcher's pid.
+    """Asks for a checkpoint of `folder` at the end of the iteration; returns the launcher's pid.
 
     `written` is the run's run.json.
     """
@@ -93,7 +93,7 @@ def _holders(folder: Path) -> list[int]:
         return []
 
 
-def _heard_by(pid: int) -> signal.Signals:
+def _stop_signal_of(pid: int) -> signal.Signals:
     """Returns the signal that a launcher acts on: a shell's background job ignores Ctrl-C."""
     with open(f"/proc/{pid}/status", encoding="utf-8") as status:
         caught = next((line for line in status if line.startswith("SigCgt:")), "SigCgt: 0")

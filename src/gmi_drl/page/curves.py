@@ -70,17 +70,17 @@ class MetricsReader:
     @property
     def unread_bytes(self) -> int:
         """Counts what the file has besides."""
-        now = signature(self._folder, METRICS)
-        return 0 if now is None else max(0, now[1] - self._offset)
+        current = signature(self._folder, METRICS)
+        return 0 if current is None else max(0, current[1] - self._offset)
 
     def poll(self) -> bool:
         """Reads on, a few MiB at most; tells whether anything was there."""
         try:
-            now = signature(self._folder, METRICS)
-            if now is None or (now[0] == self._inode and now[1] == self._offset):
+            current = signature(self._folder, METRICS)
+            if current is None or (current[0] == self._inode and current[1] == self._offset):
                 return False
             with open_inside(self._folder, METRICS) as file:
-                return self._read_on(file, *now[:2])
+                return self._read_on(file, *current[:2])
         except OutsideFolder:
             raise
         except OSError:  # it was replaced just now: the next look finds the new one
@@ -160,19 +160,19 @@ class MetricsReader:
 
     def since(self, cursor: Cursor) -> tuple[dict[str, Any], Cursor]:
         """Returns what a viewer with this cursor lacks, as JSON's types, and its next cursor."""
-        known = cursor if cursor.generation == self.generation else Cursor(self.generation)
-        columns = {key: column[known.points :] for key, column in self._columns.items()}
+        start = cursor if cursor.generation == self.generation else Cursor(self.generation)
+        columns = {key: column[start.points :] for key, column in self._columns.items()}
         if self._open_lines:
             point = self._open_point()
             for key in point.keys() | columns.keys():
-                before = columns.setdefault(key, [None] * (self._points - known.points))
-                before.append(point.get(key))
-        new = min(self._num_recent - known.recent, len(self._recent))
-        recent = islice(self._recent, len(self._recent) - new, None)
+                values = columns.setdefault(key, [None] * (self._points - start.points))
+                values.append(point.get(key))
+        count = min(self._num_recent - start.recent, len(self._recent))
+        recent = islice(self._recent, len(self._recent) - count, None)
         change = {
             "generation": self.generation,
             "stride": self.stride,
-            "from": known.points,
+            "from": start.points,
             "columns": {key: list(map(_shortened, column)) for key, column in columns.items()},
             "recent": list(recent),
         }
@@ -200,14 +200,14 @@ class MetricsReader:
 
     def _rate(self, of: str, by: str) -> float | None:
         """Returns how much `of` rose over the last points while `by` rose by one."""
-        rose = []
+        rises = []
         for key in (of, by):
             column = self._columns.get(key, [])[-_FEW:]
             first, last = (column[0], column[-1]) if column else (None, None)
             if first is None or last is None:
                 return None
-            rose.append(last - first)
-        return rose[0] / rose[1] if rose[1] > 0 else None
+            rises.append(last - first)
+        return rises[0] / rises[1] if rises[1] > 0 else None
 
 
 def number_of(value: Any) -> float | None:
@@ -219,15 +219,15 @@ def number_of(value: Any) -> float | None:
 
 def seconds_of(value: Any) -> list[dict[str, float]]:
     """Returns the seconds of each phase of each GMI; [] where a line does not have them."""
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+    if not isinstance(value, list) or not all(isinstance(phases, dict) for phases in value):
         return []
     return [
         {
             name: seconds
-            for name, seconds in islice(each.items(), _MOST_PHASES)
+            for name, seconds in islice(phases.items(), _MOST_PHASES)
             if len(name) <= _MOST_NAME and type(seconds) in (int, float) and 0 <= seconds < 1e9
         }
-        for each in value[:_MOST_GMIS]
+        for phases in value[:_MOST_GMIS]
     ]
 
 

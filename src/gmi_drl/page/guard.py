@@ -1,4 +1,4 @@
-"""Lets in who has the token of this start, from pages of this page's own, and nobody else.
+"""Lets in requests with the token of this start that come from this page itself, and no others.
 
 A page on 127.0.0.1 is open to other users of the machine, to every website in the user's browser,
 and to names that a website makes point here (DNS rebinding). So: a Host that is not ours is
@@ -64,8 +64,8 @@ class Access:
 
 def hosts_of(names: Iterable[str], port: int) -> frozenset[str]:
     """Returns what browsers send as Host for these names; an IPv6 address goes into brackets."""
-    shown = [f"[{name}]" if ":" in name else name.lower() for name in names]
-    return frozenset(f"{name}:{port}" for name in shown)
+    hosts = [f"[{name}]" if ":" in name else name.lower() for name in names]
+    return frozenset(f"{name}:{port}" for name in hosts)
 
 
 class Guard:
@@ -88,33 +88,35 @@ class Guard:
         if scope["type"] != "http":  # there are no websockets here
             await send({"type": "websocket.close", "code": 1008})
             return
-        refused = self._refused(scope)
-        await (refused or self._app)(scope, receive, send_with_headers)
+        refusal = self._refusal(scope)
+        await (refusal or self._app)(scope, receive, send_with_headers)
 
-    def _refused(self, scope: Scope) -> Response | None:
-        """Returns the answer to who may not come in, and the one that lets in; None: he may."""
+    def _refusal(self, scope: Scope) -> Response | None:
+        """Returns the answer to a request that is refused, or that logs in; None: it may pass."""
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or hosts[0].lower() not in self._access.hosts:
             names = " or ".join(sorted(self._access.hosts))
-            return _told(421, f"This page is {names}, and no other. A tunnel keeps the port.")
+            return _reply(421, f"This page is {names}, and no other. A tunnel keeps the port.")
         origins = headers.getlist("origin")
         if any(origin.lower() not in self._access.origins for origin in origins):
-            return _told(403, "This page answers no other site.")
+            return _reply(403, "This page answers no other site.")
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            return _told(403, "This page answers no other site.")
+            return _reply(403, "This page answers no other site.")
         if scope["path"] == LOGIN:
             return self._login(scope)
-        if not self._is_known(headers):
-            return _told(401, "Open the link that gmi-drl page has printed.")
+        if not self._is_logged_in(headers):
+            return _reply(401, "Open the link that gmi-drl page has printed.")
         if scope["method"] not in _SAFE and headers.get(CUSTOM_HEADER) != "1":
-            return _told(403, f"What changes something needs the header {CUSTOM_HEADER}: 1.")
+            return _reply(403, f"What changes something needs the header {CUSTOM_HEADER}: 1.")
         return None
 
     def _login(self, scope: Scope) -> Response:
-        given = scope["query_string"].decode("latin-1")
-        if scope["method"] != "GET" or not _same(given, f"token={self._access.token}"):
-            return _told(401, "This link is not of this start. Open the one that was printed last.")
+        query = scope["query_string"].decode("latin-1")
+        if scope["method"] != "GET" or not _same(query, f"token={self._access.token}"):
+            return _reply(
+                401, "This link is not of this start. Open the one that was printed last."
+            )
         response = RedirectResponse("/", 303)  # so that the token leaves the address bar
         response.set_cookie(
             self._access.cookie,
@@ -126,11 +128,11 @@ class Guard:
         )
         return response
 
-    def _is_known(self, headers: Headers) -> bool:
+    def _is_logged_in(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return _same(token, self._access.token)
-        return any(_same(given, self._access.session) for given in self._cookies(headers))
+        return any(_same(cookie, self._access.session) for cookie in self._cookies(headers))
 
     def _cookies(self, headers: Headers) -> Iterable[str]:
         for line in headers.getlist("cookie"):
@@ -144,9 +146,9 @@ class Guard:
 
 
 def _same(given: str, secret: str) -> bool:
-    """Compares in a time that does not tell how much of it was right."""
+    """Compares in a time that does not depend on how many characters are right."""
     return hmac.compare_digest(given[:_MOST_HEADER].encode(), secret.encode())
 
 
-def _told(status: int, text: str) -> Response:
+def _reply(status: int, text: str) -> Response:
     return PlainTextResponse(f"{text}\n", status)

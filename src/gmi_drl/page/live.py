@@ -56,7 +56,7 @@ class Viewer:
 
 @dataclass
 class _Lists:
-    """Holds what lies in the folder, as all viewers are given it until it is looked at again."""
+    """Holds the lists of runs and trials, as all viewers are sent them until the next look."""
 
     texts: dict[str, str] = field(default_factory=dict)  # JSON, by the name of the event
     due_s: dict[str, float] = field(default_factory=dict)  # when each is looked at again
@@ -129,8 +129,8 @@ class Live:
     def is_behind(self, viewer: Viewer) -> bool:
         """Says whether there is more of a run to read at once."""
         with self._lock:
-            known = self._readers.get(viewer.run or "")
-            return known is not None and known[0].metrics.unread_bytes > 0
+            entry = self._readers.get(viewer.run or "")
+            return entry is not None and entry[0].metrics.unread_bytes > 0
 
     def _reader(self, id: str) -> RunReader | None:
         path = self.catalog.find(id)

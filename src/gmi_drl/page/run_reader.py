@@ -30,7 +30,7 @@ WAITING: Final = frozenset({"wait", "reduce", "send"})  # phases in which a GMI 
 _LOG_BYTES: Final = 32 * 1024
 _MOST_TEXT: Final = 4000  # characters of an alarm
 _MOST_ALARMS: Final = 20
-_QUIET_S: Final = 60.0  # without an iteration are an alarm, or the time of ten if that is longer
+_QUIET_S: Final = 60.0  # so long without an iteration is an alarm, or ten iterations if longer
 _START_S: Final = 300.0  # the same before the first one
 _MOST_ENTRIES: Final = 1000  # of restarts that are counted
 _FULL: Final = 0.95  # of a GMI's share of memory
@@ -63,9 +63,9 @@ class RunReader:
     def poll(self) -> None:
         """Looks at the folder once."""
         for name, take in _FILES.items():
-            now = signature(self.folder, name)
-            if now != self._seen.get(name, ()):
-                self._seen[name] = now
+            current = signature(self.folder, name)
+            if current != self._seen.get(name, ()):
+                self._seen[name] = current
                 self._read(name, take)
         try:
             self.metrics.poll()
@@ -122,7 +122,7 @@ class RunReader:
             left_s = max(0.0, (total - summary.steps) / speed)
         trained_s = number_of(last.get("time_s"))
         spread = number_of(self._written.get("eval_std"))
-        going_on = "" if running else resume_command(self.folder)
+        command = "" if running else resume_command(self.folder)
         return {
             "name": summary.name,
             "folder": str(self.folder),
@@ -144,7 +144,7 @@ class RunReader:
             "trained": None if trained_s is None else duration(trained_s),
             "left": None if left_s is None else duration(left_s),
             "checkpoint": self._checkpoint(running),
-            "resume": going_on if summary.state in ("failed", "stopped") else "",
+            "resume": command if summary.state in ("failed", "stopped") else "",
             "unread_bytes": self.metrics.unread_bytes,
             "alarms": list(self._alarms(summary, now_s))[:_MOST_ALARMS],
         }
@@ -162,19 +162,19 @@ class RunReader:
     def _checkpoint(self, running: bool) -> str:
         """Names the newest checkpoint, and says whether another one is asked for."""
         folder = self.folder / "checkpoints"
-        now = signature(folder)
-        if now != self._seen.get("checkpoints", ()):
-            self._seen["checkpoints"], self._saved = now, _newest_iteration(folder)
-        asked = ["asked for"] if running and is_requested(self.folder) else []
+        current = signature(folder)
+        if current != self._seen.get("checkpoints", ()):
+            self._seen["checkpoints"], self._saved = current, _newest_iteration(folder)
+        requested = ["asked for"] if running and is_requested(self.folder) else []
         saved = [] if self._saved is None else [f"iteration {self._saved:,}"]
-        return ", another ".join([*saved, *asked])
+        return ", another ".join([*saved, *requested])
 
     def _alarms(self, summary: RunSummary, now_s: float) -> Iterator[dict[str, Any]]:
-        said = self._written.get("error")
+        error_text = self._written.get("error")
         if summary.state == "failed" and self._written.get("state") == "running":
             yield _alarm("error", "its launcher was killed before it could say how the run ended")
-        elif said and summary.state != "finished":
-            yield _alarm("error" if summary.state == "failed" else "note", str(said))
+        elif error_text and summary.state != "finished":
+            yield _alarm("error" if summary.state == "failed" else "note", str(error_text))
         for text in self._troubles.values():
             yield _alarm("warning", text)
         if summary.state == "running" and (quiet := self._quiet(now_s)):
@@ -195,10 +195,10 @@ class RunReader:
 
     def _quiet(self, now_s: float) -> str:
         """Says for how long there has been no iteration, if that is longer than it should be."""
-        written = signature(self.folder, METRICS)
-        begun_s = number_of(self._written.get("started"))
-        since_s = begun_s if written is None else written[2] / 1e9
-        allowed_s = _START_S if written is None else _QUIET_S
+        metrics_file = signature(self.folder, METRICS)
+        started_s = number_of(self._written.get("started"))
+        since_s = started_s if metrics_file is None else metrics_file[2] / 1e9
+        allowed_s = _START_S if metrics_file is None else _QUIET_S
         allowed_s = max(allowed_s, 10 * (self.metrics.seconds_per_iteration or 0.0))
         if since_s is None or now_s - since_s < allowed_s:
             return ""
@@ -216,24 +216,22 @@ class RunReader:
             return []
         last, count = self.metrics.last, len(self.layout.gmis)
         seconds = self.metrics.recent_seconds()
-        held = last.get("gmi_mem_peak_bytes") or self._written.get("mem_peak_bytes")
-        held = held if isinstance(held, list) and len(held) == count else [None] * count
+        peaks = last.get("gmi_mem_peak_bytes") or self._written.get("mem_peak_bytes")
+        peaks = peaks if isinstance(peaks, list) and len(peaks) == count else [None] * count
         restarts = Counter(e.get("gmi_id") for e in _entries(self._written.get("restarts"))
                            if isinstance(e.get("gmi_id"), int))  # fmt: skip
         rows = []
-        for gmi, nbytes in zip(self.layout.gmis, held, strict=True):
+        for gmi, nbytes in zip(self.layout.gmis, peaks, strict=True):
             share = memory_share(self.layout, gmi.gmi_id)
             phases = seconds[gmi.gmi_id] if gmi.gmi_id < len(seconds) else {}
             total = sum(phases.values())
-            computed = sum(each for name, each in phases.items() if name not in WAITING)
+            computed = sum(s for name, s in phases.items() if name not in WAITING)
             nbytes = nbytes if type(nbytes) is int and 0 <= nbytes < 2**63 else None
             rows.append(
                 {
                     "id": gmi.gmi_id,
                     "use": round(computed / total, 3) if total > 0 else None,
-                    "phases": {
-                        printable(name): round(each / total, 3) for name, each in phases.items()
-                    }
+                    "phases": {printable(name): round(s / total, 3) for name, s in phases.items()}
                     if total > 0
                     else {},
                     "held_bytes": nbytes,
@@ -252,8 +250,8 @@ class RunReader:
 
     def log(self, gmi_id: int) -> dict[str, Any]:
         """Returns the end of a GMI's log; which file that is, its number in the layout says."""
-        known = self.layout is not None and 0 <= gmi_id < len(self.layout.gmis)
-        if not known:
+        exists = self.layout is not None and 0 <= gmi_id < len(self.layout.gmis)
+        if not exists:
             return {"gmi": gmi_id, "text": "", "note": f"this run has no GMI {gmi_id}"}
         try:
             with open_inside(self.folder, "logs", f"gmi{gmi_id:d}.log") as file:

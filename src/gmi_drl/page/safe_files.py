@@ -32,8 +32,8 @@ def open_inside(folder: Path, *names: str) -> Iterator[BinaryIO]:
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise OutsideFolder(f"{path} is no plain file, so it is not shown.")
-        where = os.readlink(f"/proc/self/fd/{file}")
-        if os.path.commonpath([root, where]) != root:
+        target = os.readlink(f"/proc/self/fd/{file}")
+        if os.path.commonpath([root, target]) != root:
             raise OutsideFolder(f"{path} is a link that leads out of {folder}: it is not shown.")
         with open(file, "rb", closefd=False) as opened:
             yield opened

@@ -51,10 +51,10 @@ class Address:
     @property
     def names(self) -> list[str]:
         """Lists what the page may be called."""
-        named = [self.host, *(_LOOPBACK if self.is_local else ())]
+        names = [self.host, *(_LOOPBACK if self.is_local else ())]
         if self.host in _EVERYWHERE:
-            named += [*_LOOPBACK, socket.gethostname(), socket.getfqdn()]
-        return list(dict.fromkeys(name for name in named if name not in _EVERYWHERE))
+            names += [*_LOOPBACK, socket.gethostname(), socket.getfqdn()]
+        return list(dict.fromkeys(name for name in names if name not in _EVERYWHERE))
 
 
 def serve(
@@ -78,8 +78,8 @@ def serve(
     # Looks once as later looks do, in a thread of anyio's: imports are done and runs are read
     # before the first viewer comes.
     anyio.run(anyio.to_thread.run_sync, live.changes, Viewer(None, None))
-    with _bound(address) as bound:
-        port = bound.getsockname()[1]
+    with _listener(address) as listener:
+        port = listener.getsockname()[1]
         access = Access(hosts_of(address.names, port), port, tls=address.tls)
         files: dict[str, Any] = {}
         if address.tls:
@@ -101,18 +101,18 @@ def serve(
         if not address.is_local and address.host not in _EVERYWHERE:
             name = next(iter(access.origins))
         say(f"{name}{LOGIN}?token={access.token}")
-        uvicorn.Server(config).run(sockets=[bound])
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def _check(address: Address) -> None:
     """Raises PageError for an address that is open to others without encryption."""
-    given = f"--host {address.host}"
+    option = f"--host {address.host}"
     if (address.certificate is None) != (address.key is None):
         raise PageError("--certificate and --key belong together. Give both.")
     if not address.is_local and not address.tls:
         port = address.port or DEFAULT_PORT
         raise PageError(
-            f"{given}: others could read the page and its token on the way. Leave --host out and "
+            f"{option}: others could read the page and its token on the way. Leave --host out and "
             f"use a tunnel (ssh -L {port}:127.0.0.1:{port} THIS-MACHINE), or give "
             "--certificate FILE and --key FILE."
         )
@@ -121,31 +121,31 @@ def _check(address: Address) -> None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(str(address.certificate), str(address.key))
         except OSError as error:  # ssl.SSLError is one
-            why = error.strerror or str(error)
+            reason = error.strerror or str(error)
             raise PageError(
                 f"--certificate {address.certificate} --key {address.key}: no certificate with "
-                f"its key ({why}). Give two PEM files that belong together."
+                f"its key ({reason}). Give two PEM files that belong together."
             ) from None
 
 
-def _bound(address: Address) -> socket.socket:
+def _listener(address: Address) -> socket.socket:
     """Returns a socket that listens there; PageError says why none can."""
     try:
-        (family, kind, protocol, _, where), *_ = socket.getaddrinfo(
+        (family, kind, protocol, _, sockaddr), *_ = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        bound = socket.socket(family, kind, protocol)
+        listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise PageError(f"--host {address.host}: {error.strerror}. Give another.") from None
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(where)
-        bound.listen(64)
-        bound.set_inheritable(False)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(sockaddr)
+        listener.listen(64)
+        listener.set_inheritable(False)
     except OSError as error:
-        bound.close()
+        listener.close()
         raise PageError(
             f"--port {address.port}: {error.strerror} on {address.host}. Another page may be open "
             "there. Give another port, or --port 0 for any that is free."
         ) from None
-    return bound
+    return listener

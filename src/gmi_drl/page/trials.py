@@ -35,18 +35,18 @@ _DAMAGED: Final = (KeyError, ValueError, TypeError, AttributeError, IndexError, 
 
 def find_records(roots: Sequence[Path]) -> list[Path]:
     """Finds the folders with a record in them, at most two below each root; the newest first."""
-    level, found, looked = list(roots), [], 0
+    level, folders, visited = list(roots), [], 0
     for _ in range(3):
         below: list[Path] = []
         for path in level:
-            looked += 1
+            visited += 1
             if os.path.isfile(path / RECORD):
-                found.append(path)
-            elif looked < _MOST_FOLDERS:
+                folders.append(path)
+            elif visited < _MOST_FOLDERS:
                 below += _folders(path)
         level = below
-    found.sort(key=lambda path: (signature(path, RECORD) or (0, 0, 0))[2], reverse=True)
-    return found
+    folders.sort(key=lambda path: (signature(path, RECORD) or (0, 0, 0))[2], reverse=True)
+    return folders
 
 
 def _folders(path: Path) -> list[Path]:
@@ -62,23 +62,23 @@ class TrialsReader:
 
     def __init__(self, with_tunes: bool) -> None:
         self._with_tunes = with_tunes
-        self._known: dict[str, tuple[Any, dict[str, Any]]] = {}  # by id: signature, what is shown
+        self._entries: dict[str, tuple[Any, dict[str, Any]]] = {}  # by id: signature, what is shown
 
     def as_json(self, roots: Sequence[Path]) -> list[dict[str, Any]]:
         """Returns the records as the page shows them, the newest first; reads what has changed."""
-        shown, known = [], {}
+        shown, entries = [], {}
         for folder, name in self._files(roots):
-            path, now = folder / name, signature(folder, name)
+            path, current = folder / name, signature(folder, name)
             id = id_of(path)
-            before = self._known.get(id)
-            if before is None or before[0] != now or before[1].get("running"):
-                before = now, {"id": id, "path": str(path), **_read(folder, name)}
-            known[id] = before
-            shown.append(before[1])
-        self._known = known
-        first = {one["key"]: one["id"] for one in reversed(shown) if one.get("key")}
+            entry = self._entries.get(id)
+            if entry is None or entry[0] != current or entry[1].get("running"):
+                entry = current, {"id": id, "path": str(path), **_read(folder, name)}
+            entries[id] = entry
+            shown.append(entry[1])
+        self._entries = entries
+        by_key = {item["key"]: item["id"] for item in reversed(shown) if item.get("key")}
         # A tune's report has a copy of its record.
-        return [one for one in shown if first.get(one.get("key"), one["id"]) == one["id"]]
+        return [item for item in shown if by_key.get(item.get("key"), item["id"]) == item["id"]]
 
     def _files(self, roots: Sequence[Path]) -> list[tuple[Path, str]]:
         files = [(folder, RECORD) for folder in find_records(roots)]
@@ -104,8 +104,8 @@ def _read(folder: Path, name: str) -> dict[str, Any]:
         )  # fmt: skip
         return _search(folder, journal) if is_search else _tune(journal)
     except (*_DAMAGED, OSError, GmiDrlError, RecursionError) as error:
-        why = cut(f"{type(error).__name__}: {error}", _MOST_TEXT)
-        return {"kind": "damaged", "title": name, "texts": [printable_lines(why)]}
+        reason = cut(f"{type(error).__name__}: {error}", _MOST_TEXT)
+        return {"kind": "damaged", "title": name, "texts": [printable_lines(reason)]}
 
 
 def _tune(journal: Journal) -> dict[str, Any]:
@@ -124,14 +124,14 @@ def _tune(journal: Journal) -> dict[str, Any]:
     ]
     rows += [
         {
-            "what": candidate_text(one, results.rows),
+            "what": candidate_text(candidate, results.rows),
             "why": f"failed: {failed.reason}: {failed.text}",
         }
-        for one, failed in results.failures.items()
+        for candidate, failed in results.failures.items()
     ]
     rows += [
-        {"what": f"{whose}, num_env {num_env}", "why": f"left out: {why}"}
-        for whose, num_env, why in report.left_out(results)
+        {"what": f"{label}, num_env {num_env}", "why": f"left out: {why}"}
+        for label, num_env, why in report.left_out(results)
     ]
     races = [
         {"what": setting, "round": number, "in": seconds, "return": mean, "why": mark}
@@ -173,7 +173,7 @@ def _search(folder: Path, journal: Journal) -> dict[str, Any]:
     ranks = _ranks(ended, "generation" if search["algorithm"] == "pbt" else "bracket")
     table = []
     for line in ranking[:_MOST_ROWS]:
-        steps, mean, why = _standing(folder, line, ranks, running)
+        steps, mean, why = _trial_status(folder, line, ranks, running)
         values = {short(key): text_of(value) for key, value in line["values"].items()}
         table.append({"trial": str(line["trial"]), "steps": f"{steps:,}", "return": returned(mean),
                      **values, "why": why})  # fmt: skip
@@ -185,8 +185,8 @@ def _search(folder: Path, journal: Journal) -> dict[str, Any]:
         for trial, points in _curves(ended, [line["trial"] for line in ranking])
     ]
     leader = f"; best so far: trial {max(best, key=best.__getitem__)}" if best else ""
-    took = duration(seconds_of(lines))
-    texts = [f"{counts} in {took}{leader}."]
+    elapsed = duration(seconds_of(lines))
+    texts = [f"{counts} in {elapsed}{leader}."]
     if journal.damage:
         texts.append(f"{journal.damage}; what follows is not shown.")
     columns = ["trial", "steps", "return", *keys, "why"]
@@ -201,7 +201,7 @@ def _search(folder: Path, journal: Journal) -> dict[str, Any]:
     }
 
 
-def _standing(
+def _trial_status(
     folder: Path, line: Mapping[str, Any], ranks: Mapping[tuple[int, int], str], running: bool
 ) -> tuple[int, float | None, str]:
     """Returns how far a trial is, its return, and why it is there."""
@@ -209,21 +209,21 @@ def _standing(
         return int(line.get("reached", 0)), None, f"failed: {line['text']}"
     if line["kind"] == "ended":
         return int(line["reached"]), line["return_mean"], ranks[key_of(line)]
-    last: dict[str, Any] = {}
-    where = SearchFolder(folder).run_folder(key_of(line)).relative_to(folder)
+    metrics: dict[str, Any] = {}
+    run_folder = SearchFolder(folder).run_folder(key_of(line)).relative_to(folder)
     try:
-        with open_inside(folder, str(where), METRICS) as file:
-            last = last_metrics_in(file)
+        with open_inside(folder, str(run_folder), METRICS) as file:
+            metrics = last_metrics_in(file)
     except OSError:  # it has not begun
         pass
     start = line.get("start")
-    how = f"trains up to {line['steps']:,} steps" if running else "was ended"
+    status = f"trains up to {line['steps']:,} steps" if running else "was ended"
     if start and start[0] != line["trial"]:
-        how += f"; took over from trial {start[0]}"
-    return int(number_of(last.get("steps")) or 0), number_of(last.get("return_mean")), how
+        status += f"; took over from trial {start[0]}"
+    return int(number_of(metrics.get("steps")) or 0), number_of(metrics.get("return_mean")), status
 
 
-def _ranks(ended: Sequence[Mapping[str, Any]], called: str) -> dict[tuple[int, int], str]:
+def _ranks(ended: Sequence[Mapping[str, Any]], name: str) -> dict[tuple[int, int], str]:
     """Says of each run that ended how it did beside those of its round."""
     rounds: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
     for line in ended:
@@ -233,7 +233,7 @@ def _ranks(ended: Sequence[Mapping[str, Any]], called: str) -> dict[tuple[int, i
         lines.sort(key=_score, reverse=True)
         for place, line in enumerate(lines, 1):
             texts[key_of(line)] = (
-                f"number {place} of {len(lines)} at {steps:,} steps in {called} {bracket + 1}"
+                f"number {place} of {len(lines)} at {steps:,} steps in {name} {bracket + 1}"
             )
     return texts
 
@@ -244,7 +244,7 @@ def _score(line: Mapping[str, Any]) -> float:
 
 
 def _place(line: Mapping[str, Any]) -> tuple[int, float]:
-    """Orders runs that ended: by how long they were to train, then by what they return."""
+    """Orders runs that ended: by the steps that they were to train, then by their return."""
     return int(line["steps"]), _score(line)
 
 
@@ -265,11 +265,11 @@ def _is_locked(path: Path) -> bool:
     """Says whether somebody holds a lock (flock) of a file, without taking it."""
     try:
         status = os.stat(path)
-        held = Path("/proc/locks").read_text(encoding="utf-8", errors="replace")
+        locks = Path("/proc/locks").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    return any(device in line.split() for line in held.splitlines())
+    return any(device in line.split() for line in locks.splitlines())
 
 
 def _rows(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> list[list[str]]:
