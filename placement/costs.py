@@ -1,10 +1,10 @@
-"""Computes what reductions and templates cost by the papers' equations.
+"""Computes the costs of reductions and templates by the papers' equations.
 
 Reductions: symbols as in GMI-DRL's Table 2: `t` GMIs on each of `g` GPUs, `b2` bytes/s by NCCL
 between GPUs, `b1` through the host, `mp_bytes` the gradient. One ring over n members moves
 2 (n - 1) / n of the gradient through each link; every term is such a ring. These equations have no
-latency, which `gmi_drl.comm.plan.plan` measures beside the bandwidth: the gradients of the paper's
-policies pass a link in less time than it takes to begin.
+latency, which `gmi_drl.comm.plan.plan` measures beside the bandwidth: sending the gradients of the
+paper's policies takes less time than the latency of a link.
 
 Templates: Tables 3 to 5, as functions of a `Workload`, which is the paper's or a measured one.
 """
@@ -45,7 +45,7 @@ def har(t: int, g: int, mp_bytes: float, b1: float, b2: float) -> float:
 
 @dataclass(frozen=True)
 class Workload:
-    """Describes what one instance of a DRL program takes, in the symbols of GMI-DRL's Table 3.
+    """Describes the needs of one instance of a DRL program, in the symbols of GMI-DRL's Table 3.
 
     Times are those of one training iteration (of one step, in serving); only their ratios matter
     when templates are compared. Sizes are of the dominant resource, in any one unit: SMs, cores,
@@ -55,19 +55,18 @@ class Workload:
     ts_s: float  # simulation
     ta_s: float  # inference
     tt_s: float  # training
-    rs: float  # what a simulator occupies while it works
+    rs: float  # the resource that a simulator occupies while it works
     ra: float  # an agent
     rt: float  # a trainer
-    alpha: float = 0.2  # the part of Ra that an agent in a GMI of its own takes
-    beta: float = 0.3  # the same of Rt and a trainer
+    alpha: float = 0.2  # the part of Ra that an agent in its own GMI takes
+    beta: float = 0.3  # the part of Rt that a trainer in its own GMI takes
     state_bytes: float = 0.0  # S: of all environments of an instance, one step
     action_bytes: float = 0.0  # A
     reward_bytes: float = 0.0  # W
     policy_bytes: float = 0.0  # Mp
     m: int = 1  # steps in a training iteration
     bandwidth: float = math.inf  # BW: bytes/s from GMI to GMI
-    # Seconds that the split templates send, where that was measured as a whole; they take the place
-    # of bytes over bandwidth.
+    # Measured seconds of sending in the split templates, which replace bytes over bandwidth.
     tdg_com_s: float | None = None
     tdg_ex_com_s: float | None = None
 
@@ -89,17 +88,17 @@ PAPER: Final = Workload(
 class CostEquation:
     """A template's row of Tables 4 and 5.
 
-    In GMIs of their own roles take turns, so that `resource` is their mean over time; together they
-    hold what the largest needs all the time.
+    Roles in separate GMIs take turns, so that `resource` is their mean over time; roles in one GMI
+    hold the resource of the largest all the time.
     """
 
-    resource: Callable[[Workload], float]  # R: what an instance occupies
-    com_bytes: Callable[[Workload, int], float]  # COM: what it sends; n GMIs hold a trainer
+    resource: Callable[[Workload], float]  # R: the resource of an instance
+    com_bytes: Callable[[Workload, int], float]  # COM: the bytes it sends; n GMIs hold a trainer
     trains: bool
     measured_com_s: Callable[[Workload], float | None] = lambda w: None
 
     def com_s(self, w: Workload) -> float:
-        """Returns COM / BW, the seconds of an iteration that go to sending, measured or not."""
+        """Returns COM / BW, the seconds of sending in an iteration, measured or computed."""
         measured = self.measured_com_s(w)
         return self.com_bytes(w, 1) / w.bandwidth if measured is None else measured
 
@@ -110,7 +109,7 @@ class CostEquation:
     def throughput(self, w: Workload) -> float:
         """Returns iterations a second for each unit of the resource.
 
-        As in the paper, a part of an instance counts as that part.
+        As in the paper, fractions of instances count.
         """
         return 1 / self.resource(w) / self.iteration_s(w)
 

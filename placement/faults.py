@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from .topology import Device
 
 
-_CUTOFF: Final = 0.75  # of likeness: what is less like is another name, and no slip
+_CUTOFF: Final = 0.75  # of similarity: a name less similar is no misspelling
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Says what is wrong where: the value, the rule it breaks, and what to do about it."""
+    """Says what is wrong and where: the value, the rule that it breaks, and the remedy."""
 
     where: str  # a dotted key (env.num_env), an option (--set ...) or a file
     value: Any
@@ -37,7 +37,7 @@ class Fault:
 
 
 class _Absent:
-    """The value of what is not there."""
+    """The value of a key that is missing."""
 
     def __repr__(self) -> str:
         return "absent"
@@ -56,7 +56,7 @@ class ConfigError(GmiDrlError, ValueError):
     """
 
     command_exit_code = 2
-    told_alone = True  # the text says all; a traceback adds nothing for who reads it
+    told_alone = True  # the text says all, and a traceback would add nothing
 
     def __init__(
         self,
@@ -80,12 +80,12 @@ def spec_fault(gmi: GmiSpec, name: str, value: object, rule: str, remedy: str) -
 
 
 def device_name(device: Device) -> str:
-    """Returns what messages call a device: GPU 0, or device 0 where it is a group of cores."""
+    """Returns the name of a device in messages: GPU 0, or device 0 for a group of cores."""
     return f"{'GPU' if device.kind == 'gpu' else 'device'} {device.index}"
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Returns the known name that `name` is a slip of, if any is."""
+    """Returns the known name of which `name` is a misspelling, if there is one."""
     return next(iter(close_names(name, known)), None)
 
 
@@ -104,7 +104,7 @@ def _short(value: Any, limit: int = 80) -> str:
 
 
 def listed(names: Sequence[str], last: str = "and") -> str:
-    """Returns names as one lists them: a, b and c."""
+    """Returns names as a list in a sentence: a, b and c."""
     *first_names, last_name = names
     return f"{', '.join(first_names)} {last} {last_name}" if first_names else last_name
 

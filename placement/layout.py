@@ -15,7 +15,7 @@ from gmi_drl.errors import GmiDrlError
 from .faults import counted
 from .topology import Topology
 
-_FORMAT: Final = 2  # of the JSON text; raised when an older reader could not understand it
+_FORMAT: Final = 2  # of the JSON text; raised when older readers cannot read it
 
 
 class LayoutError(GmiDrlError, ValueError):
@@ -45,7 +45,7 @@ class GmiSpec:
     sm_percent: int | None = None  # of the device's SMs, at most; None: no limit
     mem_bytes: int | None = None  # of the device's memory, at most; None: no limit
     device_uuid: str | None = None  # of its GPU
-    mig: MigSlice | None = None  # backend mig: the instance it is in, or that is to be made
+    mig: MigSlice | None = None  # backend mig: its instance, which may have to be made
 
 
 @dataclass(frozen=True)

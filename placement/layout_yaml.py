@@ -54,7 +54,7 @@ def _cores(value: Any) -> Any:
 
 
 def _some(value: Any) -> Any:
-    if value == []:  # not a bound of the field: entries with faults do not count for that
+    if value == []:  # not by a bound of the field, as faulty entries do not count there
         raise broken("there is no GMI", "Give one or more.")
     return as_tuple(value)
 
@@ -104,7 +104,7 @@ class _Gmi(Section):
 
 
 class LayoutFile(Section):
-    """A layout file that was read, before it is laid on the devices of a machine."""
+    """A parsed layout file, without the devices of a machine."""
 
     version: Annotated[Literal[1], BeforeValidator(_version)]
     """1."""
@@ -122,7 +122,7 @@ class LayoutFile(Section):
     def on(self, topology: Topology, num_env: int, backend: str) -> Layout:
         """Returns the layout on these devices; `num_env` and `backend` where the file says nothing.
 
-        Shares that it leaves out stay open, for `sliced`. ConfigError for what is not here.
+        Shares that the file leaves out are for `sliced`. ConfigError for what this machine lacks.
         """
         if faults := list(self._faults(topology)):
             raise ConfigError(faults)

@@ -1,13 +1,13 @@
 """Chooses the MIG instances of a device's GMIs: those that exist first, then new ones that fit.
 
 A GPU has 8 slices of memory (A30: 4). An instance of a profile covers `size` of them, from one of
-the profile's `starts` on, and no two instances overlap: this is all there is to placing them, SMs
-follow.
+the profile's `starts` on, and no two instances overlap. That alone decides the placement; SMs
+follow from it.
 
 Profiles' names, fractions and places are those of NVIDIA's MIG user guide ("Supported MIG
 Profiles"); SMs and memory are what `nvidia-smi mig -lgip` prints on such a GPU. Drivers differ in
-the last quarter of a GiB, and the least seen is here. Where no listing was seen, memory is nine
-tenths of the share of the part's memory, and SMs are None. Profiles with media engines ("+me") have
+the last quarter of a GiB, and the least seen is used. Without a listing memory is nine tenths of
+the share of the part's memory, and SMs are None. Profiles with media engines ("+me") have
 the same places and sizes as the plain ones and are left out: nothing here decodes video.
 """
 
@@ -28,7 +28,7 @@ Interval = tuple[int, int]  # memory slices: the first, and how many
 
 @dataclass(frozen=True)
 class Profile:
-    """A kind of GPU instance: how much of the GPU it is, and where it may lie."""
+    """A kind of GPU instance: its size, and where it may lie."""
 
     name: str  # "3g.40gb"
     profile_id: int  # as nvidia-smi prints it and takes it
@@ -84,7 +84,7 @@ _NAMES_180: Final = "1g.23gb 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb"
 B200: Final = _profiles(_NAMES_180, (20.1, 40.2, 40.2, 80.5, 80.5, 161.1), (None,) * 6)
 
 # A word of the device's name, its least memory in GiB, its SMs (None: any), and its profiles. The
-# first that fits is it.
+# first match counts.
 _PARTS: Final[tuple[tuple[str, float, int | None, tuple[Profile, ...]], ...]] = (
     ("A30", 0, None, A30),
     ("A100", 60, None, A100_80),
@@ -129,10 +129,10 @@ def pack(
 ) -> tuple[MigSlice, ...]:
     """Returns an instance for each of `requests`, which are the least bytes of memory.
 
-    Instances that exist are used first, the smallest that are large enough, but for those that
-    several share ("1c.3g.40gb"). The others get new ones beside all that exist: equal requests
-    equal profiles, with as few slices of memory in sum as can be, and with as many SMs as those
-    allow. LayoutError says what does not fit.
+    Existing instances are used first, the smallest that are large enough, except for those that
+    compute instances share ("1c.3g.40gb"). Other requests get new ones beside all existing ones:
+    equal requests get equal profiles, with as few slices of memory in sum as possible, and with as
+    many SMs as these allow. LayoutError says what does not fit.
     """
     used = _matched(requests, _without_compute_instances(existing))
     unmatched = [n for n in range(len(requests)) if n not in used]
@@ -148,10 +148,10 @@ def mig_slices(
 ) -> tuple[MigSlice, ...]:
     """Returns instances for `count` GMIs on a device, each with `mem_bytes` or more.
 
-    Without `mem_bytes`: the largest that exist, if there are enough; else the profile with which
-    the least of them is largest. Instances that several share ("1c.3g.40gb") are left alone. What
-    does not exist is only planned with `allow_create`. LayoutError has the reason and, where it
-    helps, the commands by which an administrator makes them.
+    Without `mem_bytes`: the largest existing ones, if there are enough; else those of the profile
+    with which the least instance is largest. Instances that compute instances share ("1c.3g.40gb")
+    are left alone. New ones are planned only with `allow_create`. LayoutError has the reason and,
+    where it helps, the commands by which an administrator makes them.
     """
     gpu = f"GPU {device.index} ({device.name})"
     if device.mig_mode is None:
@@ -195,21 +195,21 @@ def mig_slices(
 
 
 def whole_instances(device: Device) -> tuple[MigInstance, ...]:
-    """Returns the instances of a device that have a GPU instance to themselves, by their place."""
+    """Returns the instances of a device that are whole GPU instances, by their start."""
     return tuple(
         sorted(_without_compute_instances(device.mig), key=lambda instance: instance.start)
     )
 
 
 def instance_at(device: Device, place: MigSlice) -> MigInstance | Profile | None:
-    """Returns the instance at a place, else the profile by which it is made, if that is known."""
+    """Returns the instance at a place, else the profile that would make it, if known."""
     existing = (i for i in device.mig if (i.profile, i.start) == (place.profile, place.start))
     profiles = (profile for profile in profiles_of(device) if profile.name == place.profile)
     return next(existing, None) or next(profiles, None)
 
 
 def commands_for(device: Device, slices: Sequence[MigSlice]) -> list[str]:
-    """Returns the commands that make those of `slices` that do not exist on the device."""
+    """Returns the commands that make the missing ones of `slices` on the device."""
     gpu = device.uuid or str(device.index)
     existing = {(instance.profile, instance.start) for instance in device.mig}
     ids = {profile.name: profile.profile_id for profile in profiles_of(device)}
@@ -272,7 +272,7 @@ def _created(
 def _within(
     fitting: Sequence[Sequence[Profile]], numbers: Sequence[int], room: int
 ) -> Iterator[tuple[Profile, ...]]:
-    """Yields a profile for each kind of request, in all ways whose slices are not too many."""
+    """Yields all choices of a profile for each kind of request whose slices fit into `room`."""
     if not fitting:
         yield ()
         return
@@ -284,7 +284,7 @@ def _within(
 
 
 def _matched(requests: Sequence[int], existing: Sequence[MigInstance]) -> dict[int, MigInstance]:
-    """Returns instances by place in `requests`: as many as can be, the largest requests first."""
+    """Matches existing instances to indices of `requests`, the largest requests first."""
     free, matched = sorted(existing, key=lambda i: (i.mem_bytes, i.start)), {}
     for n in sorted(range(len(requests)), key=lambda n: -requests[n]):
         match = next((i for i in free if i.mem_bytes >= requests[n]), None)
@@ -295,10 +295,10 @@ def _matched(requests: Sequence[int], existing: Sequence[MigInstance]) -> dict[i
 
 
 def _place(wanted: Sequence[Profile], taken: frozenset[int]) -> list[int] | None:
-    """Returns a start for each; equal ones come together, and lie in ascending order."""
+    """Returns a start for each profile, ascending for equal ones; None if they do not fit."""
     if not wanted:
         return []
-    # The highest place first: 3g before 4g keeps place 0 free for what can lie nowhere else.
+    # The highest start first: 3g before 4g keeps place 0 free for profiles that need it.
     for start in reversed(wanted[0].starts):
         cover = covered(start, wanted[0].size)
         if taken.isdisjoint(cover):
@@ -314,7 +314,7 @@ def _no_room(
     taken: Sequence[Interval],
     used: Sequence[MigInstance],
 ) -> str:
-    """Returns why there is no room for new instances, one a request, beside `used` ones."""
+    """Explains why there is no room for new instances, one for each request, beside `used` ones."""
     need = max(requests)
     beside = " beside those that exist" if taken else ""
     if need != min(requests):
@@ -353,7 +353,7 @@ def _slices(taken: Iterable[Interval]) -> frozenset[int]:
 
 
 def _sms(profile: Profile) -> int:
-    """Returns the SMs or, where they are not published, the g of the name, which orders alike."""
+    """Returns the SMs or, if these are not published, the g of the name, for comparison."""
     return profile.sm_count or int(profile.name.partition("g")[0])
 
 

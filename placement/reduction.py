@@ -11,7 +11,7 @@ from .layout import Layout
 Strategy: TypeAlias = Literal["local", "mpr", "mrr", "har", "ipc"]
 MPL: TypeAlias = Sequence[Sequence[int]]  # GMI ids by device, as the paper writes a layout
 
-# Where two are projected to take the same time, the earlier one is simpler and is taken.
+# Of two with the same projected time the earlier one, which is simpler, is taken.
 STRATEGIES: Final[tuple[Strategy, ...]] = ("local", "mpr", "mrr", "har", "ipc")
 
 
@@ -25,7 +25,7 @@ def algorithm_1(mpl: MPL) -> Literal["mpr", "mrr", "har"]:
 
 
 def algorithm_1_with_reason(mpl: MPL) -> tuple[Literal["mpr", "mrr", "har"], str]:
-    """Returns the choice of Algorithm 1, and in words the line that decides."""
+    """Returns the choice of Algorithm 1, and the reason in words."""
     sizes = [len(gmis) for gmis in mpl]
     if len(mpl) <= 1:
         return "mpr", "all GMIs are on one device"

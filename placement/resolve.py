@@ -1,4 +1,4 @@
-"""Resolves a config: `auto` into numbers, its template and backend, and at last its Layout."""
+"""Resolves a config: `auto` to numbers, the template and the backend, and then its Layout."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .topology import Device, Topology
 
 _VOLTA = (7, 0)  # the first whose MPS limits SMs
 _AMPERE = (8, 0)  # the first with MIG
-_NUM_ENV: Final = 64  # what a plain user has
+_NUM_ENV: Final = 64  # the number of environments for `auto` before tuning
 
 
 def choose_backend(mode: str, topology: Topology, gmi_per_gpu: int) -> tuple[str, str]:
     """Returns the backend that `auto` means for `gmi_per_gpu` GMIs (at most) on a device, and why.
 
-    By GMI-DRL's rules (section 3.2): training shares a GPU by MPS, whose processes reduce gradients
+    By GMI-DRL's rules (section 3.2) training shares a GPU by MPS, whose processes reduce gradients
     in its memory; serving takes MIG, which isolates them, where instances exist. Compute capability
-    7.0 up to 8.0 has MPS alone, and what is older has neither.
+    7.0 up to 8.0 has only MPS, and older ones have neither.
     """
     gpus = [device for device in topology.devices if device.kind == "gpu"]
     if not gpus:
@@ -69,7 +69,7 @@ def _dotted(gpu: Device) -> str:
 def resolved(
     config: Config, *, gmi_per_gpu: int | None = None, num_env: int | None = None
 ) -> Config:
-    """Returns `config` with these numbers in place of what it says, `auto` or not."""
+    """Returns `config` with these numbers in place of its own."""
     changes: dict[str, Any] = {}
     if gmi_per_gpu is not None:
         changes["layout"] = config.layout.model_copy(update={"gmi_per_gpu": gmi_per_gpu})
@@ -89,7 +89,7 @@ def simplest(config: Config) -> Config:
 
 
 def shape_of(config: Config, topology: Topology) -> Shape:
-    """Returns the numbers that the config's template fills these devices by."""
+    """Returns the numbers by which the config's template fills these devices."""
     return Shape(topology, config.layout.gmi_per_gpu, config.layout.trainer_gpus)
 
 
@@ -106,8 +106,8 @@ def backend_of(config: Config, topology: Topology, gmi_per_gpu: int | None = Non
 def layout_of(config: Config, topology: Topology) -> Layout:
     """Returns the Layout that a resolved config means on these devices; run `check` first.
 
-    That of its file, if it names one: ConfigError with what is wrong in it. LayoutError where a
-    device has too few cores or MIG instances.
+    It is that of the config's layout file, if there is one; ConfigError for faults in that.
+    LayoutError where a device has too few cores or MIG instances.
     """
     assert config.is_resolved, "auto is found by tuning"
     num_env = config.env.num_env

@@ -27,7 +27,7 @@ def group_sms(device: Device) -> int:
 
 
 def num_groups(device: Device) -> int:
-    """Returns how many groups this GPU has; 0 where its SMs are not known. Drivers give fewer."""
+    """Returns the groups of this GPU at most, as drivers may give fewer; 0 if SMs are unknown."""
     return (device.sm_count or 0) // group_sms(device)
 
 
@@ -37,17 +37,17 @@ def percent_of(count: int, groups: int) -> int:
 
 
 def groups_of(sm_percent: int | None, groups: int) -> int:
-    """Returns how many of `groups` groups a GMI with this share has: the most that fit in it.
+    """Returns the most of `groups` groups that fit into a GMI's share.
 
-    Undoes `percent_of` where there are at most 100 groups. None: all.
+    It is the inverse of `percent_of` for at most 100 groups. None: all.
     """
     if sm_percent is None:
         return groups
     return min(groups, ((sm_percent + 1) * groups - 1) // 100)
 
 
-# Of a GPU's memory, what no GMI is promised: the contexts of the MPS server and of its clients, and
-# what the driver keeps.
+# The part of a GPU's memory that no GMI is promised: for the contexts of the MPS server and its
+# clients, and for the driver.
 RESERVE_BYTES: Final = 1 << 30
 _MIB: Final = 1 << 20
 # The SMs of runs that share a GPU add up to so many times its own: each takes what others leave
@@ -88,12 +88,12 @@ def usable_bytes(device: Device) -> int | None:
 
 
 def usable_percent(device: Device, sm_overcommit: float) -> int:
-    """Returns the percents of a GPU's SMs that the GMIs of a run share, under mps."""
+    """Returns the percentage of a GPU's SMs that the GMIs of a run share, under mps."""
     return round(100 * sm_overcommit * device.share)
 
 
 def part_of(device: Device, parts: int, place: int) -> Device:
-    """Returns what one of several runs has of a GPU: with as many cores as each other has."""
+    """Returns the part of a GPU that one of several runs gets, with its part of the cores."""
     size = max(1, len(device.cores) // parts)
     first = place * size if len(device.cores) >= parts else place % max(1, len(device.cores))
     return replace(device, share=device.share / parts, cores=device.cores[first : first + size])
@@ -102,7 +102,7 @@ def part_of(device: Device, parts: int, place: int) -> Device:
 def hardware_of_parts(
     hardware: HardwareConfig, topology: Topology, parts: int
 ) -> dict[str, str | int | float]:
-    """Returns what each of so many runs that share a GPU says of `hardware`, beside its cores."""
+    """Returns the keys of `hardware` for each of several runs that share a GPU, without cores."""
     backend: str = hardware.backend
     if backend == "auto":
         backend = "direct" if "mps" in dict(topology.unusable) else "mps"
@@ -146,7 +146,7 @@ def core_share(device: Device, parts: int, place: int) -> tuple[int, ...]:
 
 
 def _with_cores(device: Device, gmis: Specs) -> list[GmiSpec]:
-    """Gives GMIs without cores those that no other of the device names."""
+    """Gives GMIs without cores those of the device that no other GMI names."""
     taken = {core for gmi in gmis for core in gmi.cores}
     free = tuple(core for core in device.cores if core not in taken)
     if device.kind == "gpu":
@@ -178,7 +178,7 @@ def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpec]
 
 
 def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpec]:
-    """Gives whole groups; what does not divide by the GMIs is not used."""
+    """Gives GMIs whole groups, evenly; a remainder is not used."""
     groups = num_groups(device)
     if not groups:
         return list(gmis)
@@ -207,7 +207,7 @@ def _mig(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpec]
 
 
 def _left(total: int, given: Sequence[int | None], unit: int) -> int | None:
-    """Returns what each one that is not given gets of the rest, in whole units; None: nothing."""
+    """Returns the even share of the rest for each entry of None, in whole units; or None."""
     num_open = given.count(None)
     if not num_open:
         return None
@@ -233,8 +233,8 @@ class MemoryShare:
 def memory_share(layout: Layout, gmi_id: int) -> MemoryShare | None:
     """Returns the share of a GMI; None on cores, and where the driver does not say.
 
-    A MIG instance has its own; a limit in the layout is the share; the GMIs of a GPU that have
-    none share evenly what is left of its `usable_bytes`.
+    The share is that of its MIG instance, or its limit in the layout; GMIs of a GPU without a limit
+    share evenly what is left of its `usable_bytes`.
     """
     spec = layout.gmi(gmi_id)
     device = layout.topology.devices[spec.gpu_id]

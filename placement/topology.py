@@ -16,8 +16,8 @@ class MigInstance:
 
     uuid: str  # "MIG-..."
     profile: str  # "3g.40gb"; "1c.3g.40gb" where a GPU instance has several compute instances
-    # Its first memory slice, and how many. Root alone is told: for others a possible placement,
-    # which tells the instances of a GPU apart.
+    # Its first memory slice, and how many. Only root is told these; other users get a possible
+    # placement, which distinguishes the instances of a GPU.
     start: int
     size: int
     mem_bytes: int
@@ -47,11 +47,11 @@ class Device:
     capability: tuple[int, int] | None = None  # compute capability, (8, 0) for an A100
     numa_node: int | None = None
     compute_mode: Literal["default", "exclusive", "prohibited"] | None = None
-    mig_mode: bool | None = None  # None: of a kind without MIG
+    mig_mode: bool | None = None  # None: the kind has no MIG
     mig: tuple[MigInstance, ...] = ()  # those that exist, by their start
-    processes: tuple[GpuProcess, ...] = field(default=(), compare=False)  # when it was looked at
+    processes: tuple[GpuProcess, ...] = field(default=(), compare=False)  # at discovery
     host: int = 0  # the rank of its host, of several that train together
-    share: float = 1.0  # of a GPU, that this run may use; other runs have the rest
+    share: float = 1.0  # the part of a GPU that this run may use
 
     @property
     def held_bytes(self) -> int:

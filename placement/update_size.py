@@ -1,4 +1,4 @@
-"""Says what an update of a config is: its samples, and those of a gradient step."""
+"""Computes the size of a config's update: its samples, and those of a gradient step."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .layout import Layout
 
 @dataclass(frozen=True)
 class UpdateSize:
-    """The samples of an update, over all GMIs that train, and how they are cut."""
+    """Holds the samples of an update, over all training GMIs, and of its minibatches."""
 
     trainers: int  # GMIs whose samples are trained on
     samples: int  # steps of environments that an update is made of
     minibatch: int  # samples of a gradient step
-    gradient_steps: int  # in which each sample is used once; of a replay, those of a round
+    gradient_steps: int  # in one pass over the samples; of a replay, in a round
 
     @classmethod
     def of(cls, config: Config, layout: Layout) -> UpdateSize:
-        """Returns that of a config that trains, on its layout."""
+        """Returns the size of an update of a training config on its layout."""
         algorithm, trainers = config.algorithm, len(layout.holding("trainer"))
         samples = config.env.num_env * algorithm.horizon * config.experience.batch_segments
         if algorithm.sends_gradients:  # and each is an update
@@ -28,7 +28,7 @@ class UpdateSize:
         parts = trainers
         if config.mode == "sync":  # of one or more agents each
             samples = sum(gmi.num_env for gmi in layout.gmis) // trainers
-            if len(layout.gmis) == trainers:  # what is left out is all that a GMI has
+            if len(layout.gmis) == trainers:  # then a dropped agent is a whole GMI
                 parts -= algorithm.dropped_agents
             else:
                 samples -= algorithm.dropped_agents * config.env.num_env
@@ -42,5 +42,5 @@ class UpdateSize:
 
     @property
     def has_noise_scale(self) -> bool:
-        """Tells whether there are two gradients to compare: of two GMIs, or two minibatches."""
+        """Tells whether there are gradients of two GMIs or two minibatches to compare."""
         return self.trainers > 1 or self.gradient_steps > 1

@@ -19,8 +19,8 @@ from .layout import gmi_faults, layout_faults
 
 OF_SELF_PLAY: Final = ("ppo", "a2c", "pg")  # of these, against snapshots of itself
 OF_AGENTS: Final = ("ppo", "a2c", "pg", "mappo", "dqn", "sac", "td3", "ddpg", "vdn", "qmix")
-_WITH_AGENTS: Final = ("all_reduce", "replay")  # optimizers that train who acts in the same GMI
-# The optimizers by which hosts train together, by template: what they reduce are gradients.
+_WITH_AGENTS: Final = ("all_reduce", "replay")  # optimizers that train where agents act
+# The optimizers by which hosts train together, by template; they reduce gradients.
 _ON_HOSTS: Final = {
     "tcg_ex": ("all_reduce", "replay"),
     "decoupled": ("async_samples", "apex"),
@@ -31,7 +31,7 @@ def check(config: Config, topology: Topology) -> list[Fault]:
     """Returns all faults of the placement; empty when the config can run.
 
     `topology` is what `discover` found for the config's hardware section, of one host if there are
-    several. Where the config says `auto`, the simplest that it can become is looked at.
+    several. Where the config says `auto`, its simplest meaning is checked.
     """
     faults, layout = [*_unresolved_on_hosts(config), *_devices(config, topology)], None
     config = simplest(config)
@@ -43,7 +43,7 @@ def check(config: Config, topology: Topology) -> list[Fault]:
     if not faults:
         try:
             layout = layout_of(config, topology)
-        except ConfigError as error:  # of the layout's file
+        except ConfigError as error:  # faults of the layout's file
             faults += [fault for fault in error.faults if isinstance(fault, Fault)]
         except LayoutError as error:
             rule, separator, remedy = str(error).partition(". ")
@@ -68,7 +68,7 @@ def check(config: Config, topology: Topology) -> list[Fault]:
 
 
 def layout_faults_of(config: Config, layout: Layout) -> list[Fault]:
-    """Lists the faults of a layout file, which may have been edited or damaged meanwhile."""
+    """Lists the faults of a layout from a file, which may have been edited or damaged."""
     hosts = [layout.of_host(host) for host in range(layout.hosts)] if layout.hosts > 1 else [layout]
     return [
         fault
@@ -89,7 +89,7 @@ def _policy(config: Config) -> Iterator[Fault]:
 
 
 def _optimizer(config: Config, layout: Layout | None, trainers: Sequence[int]) -> Iterator[Fault]:
-    """Yields what optimizers need of the layout whose agents are apart from their trainer."""
+    """Yields faults of optimizers that need agents apart from, or together with, trainers."""
     settings = config.algorithm
     known = settings.optimizer != "auto" or bool(settings.optimizers_in(config.mode))
     wanted = settings.resolved_optimizer if known and config.mode == "sync" else ""
@@ -128,7 +128,7 @@ def _optimizer(config: Config, layout: Layout | None, trainers: Sequence[int]) -
 
 
 def _agents(config: Config, layout: Layout | None) -> Iterator[Fault]:
-    """Yields what several agents in an environment need, and what is for these alone."""
+    """Yields faults of environments with several agents, and of keys for these alone."""
     settings = config.algorithm
     if config.env.adapter != "pettingzoo":
         if config.multi_agent is not None:
@@ -185,7 +185,7 @@ def _agents(config: Config, layout: Layout | None) -> Iterator[Fault]:
 
 
 def _unresolved_on_hosts(config: Config) -> Iterator[Fault]:
-    """Yields a fault for each `auto` that tuning finds: it measures one machine."""
+    """Yields a fault for each `auto` on several hosts, as tuning measures one machine."""
     if config.cluster is None:
         return
     keys = {"env.num_env": config.env.num_env, "layout.gmi_per_gpu": config.layout.gmi_per_gpu}
@@ -198,7 +198,7 @@ def _unresolved_on_hosts(config: Config) -> Iterator[Fault]:
 
 
 def one_machine_faults(config: Config, command: str) -> list[Fault]:
-    """Tells that a command does not run on hosts of a cluster, if the config names one."""
+    """Returns the fault of a command that does not run on a cluster, if the config names one."""
     if config.cluster is None:
         return []
     rule, remedy = f"{command} is for one machine", "Leave out cluster."
@@ -206,14 +206,14 @@ def one_machine_faults(config: Config, command: str) -> list[Fault]:
 
 
 def _hosts(config: Config, layout: Layout | None) -> Iterator[Fault]:
-    """Yields what hosts cannot do together: between them gradients travel, and no experience."""
+    """Yields what hosts cannot do together, as they exchange gradients and no experience."""
     if config.cluster is None:
         return
     yield from _on_loss(config, config.cluster)
     settings = config.algorithm
     name = config.template.name if layout is None else layout.template
     optimizer = settings.optimizer
-    if optimizer == "auto":  # "": another fault tells, or its class is to be loaded
+    if optimizer == "auto":  # "": another fault tells, or its class is not loaded yet
         optimizer = next(iter(settings.optimizers_in(config.mode)), "")
     if name in TEMPLATES and name not in _ON_HOSTS:
         yield Fault(
@@ -238,7 +238,7 @@ def _hosts(config: Config, layout: Layout | None) -> Iterator[Fault]:
 
 
 def _on_loss(config: Config, cluster: ClusterConfig) -> Iterator[Fault]:
-    """Yields why the run could not go on with fewer hosts, as it is said to."""
+    """Yields why the run could not continue with fewer hosts, if it is meant to."""
     if cluster.hosts_min > cluster.hosts:
         yield Fault(
             "cluster.hosts_min", cluster.hosts_min,
@@ -280,7 +280,7 @@ def _devices(config: Config, topology: Topology) -> Iterator[Fault]:
 
 
 def _cores(config: Config, topology: Topology) -> Iterator[Fault]:
-    """Yields a fault where a group of cores has too few for a GMI to have one of its own."""
+    """Yields a fault where a group has fewer cores than GMIs."""
     groups = [device for device in topology.devices if device.kind == "cpu"]
     if not groups or backend_of(config, topology) != "cpu":
         return
@@ -305,16 +305,16 @@ def _cores(config: Config, topology: Topology) -> Iterator[Fault]:
 
 
 def _reduction(config: Config, mpl: Sequence[Sequence[int]]) -> Iterator[Fault]:
-    """Yields what the layout's shape forbids; `gmi_drl.comm.plan.capability` knows the hardware."""
+    """Yields what the layout's shape forbids; `gmi_drl.comm.plan.capability` checks hardware."""
     strategy = config.comm.reduction
-    if strategy == "auto" or sum(map(len, mpl)) < 2:  # one GMI is local, whatever is asked for
+    if strategy == "auto" or sum(map(len, mpl)) < 2:  # one GMI is always local
         return
     if rule_and_remedy := shape_fault(strategy, mpl):
         yield Fault("comm.reduction", strategy, *rule_and_remedy)
 
 
 def _counts(config: Config, topology: Topology, layout: Layout | None, role: str) -> list[int]:
-    """Returns how many GMIs of each device hold a role; of a template, as it would place them."""
+    """Returns how many GMIs of each device hold a role, as placed or by the template."""
     if layout is not None:
         return [len(gmis) for gmis in layout.mpl_of(role)]
     if config.layout.file is not None:
@@ -347,7 +347,7 @@ def _roles(config: Config, layout: Layout | None) -> Iterator[Fault]:
 
 
 def learning_faults(config: Config, agents: int, trainers: int) -> list[Fault]:
-    """Returns all of them, with this many GMIs that hold an agent, and a trainer."""
+    """Returns the faults of learning with this many GMIs that hold an agent, and a trainer."""
     wrong_mode = list(mode_faults(config.algorithm, config.mode))
     learns = config.mode != "serving" and not wrong_mode
     return [
@@ -359,9 +359,9 @@ def learning_faults(config: Config, agents: int, trainers: int) -> list[Fault]:
 
 
 def _capacity(config: Config, agents: int, trainers: int) -> Iterator[Fault]:
-    """Yields a fault unless the links into a trainer hold what it trains on and what it keeps.
+    """Yields a fault unless the links to a trainer have room for its batches.
 
-    And one segment more each, which a killed agent may leave there in part.
+    Each link needs one segment more, which a killed agent may leave there in part.
     """
     if config.mode != "async":
         return
@@ -380,7 +380,7 @@ def _capacity(config: Config, agents: int, trainers: int) -> Iterator[Fault]:
 
 
 def _compressed(config: Config) -> Iterator[Fault]:
-    """Yields a fault for channels that are no bytes: only observations can be."""
+    """Yields a fault for compressed channels other than observations, which are not bytes."""
     if names := [name for name in config.experience.lz4 if name != "observation"]:
         yield Fault(
             "experience.lz4", names, "only the channel observation is compressed, if it is uint8",

@@ -20,8 +20,8 @@ from gmi_drl.placement.slicing import (
 from gmi_drl.placement.templates import TEMPLATES, Template
 from gmi_drl.placement.topology import Device, format_cores
 
-# Client contexts that MPS takes on a device (MPS guide, "Client-Server Connections"): from CUDA
-# 13.1 on there are more.
+# The most client contexts of MPS on a device (MPS guide, "Client-Server Connections"), and from
+# CUDA 13.1 on.
 _CLIENTS: Final = 48
 _CLIENTS_13_1: Final = 60
 _GIB: Final = 1 << 30
@@ -31,7 +31,7 @@ Specs = Sequence[GmiSpec]
 
 
 def layout_faults(layout: Layout, hardware: HardwareConfig) -> list[Fault]:
-    """Returns all faults of the GMIs' backends and shares; empty if every device can be cut so."""
+    """Returns all faults of the GMIs' backends and shares; empty if devices can be cut so."""
     faults = list(_backends(layout, hardware))
     if not {gmi.backend for gmi in layout.gmis} <= _SHARES.keys():
         return faults
@@ -127,7 +127,7 @@ def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Faul
     percent_left = usable_percent(device, hardware.sm_overcommit)
     or_raise = ", raise hardware.sm_overcommit" if hardware.sm_overcommit < MAX_OVERCOMMIT else ""
     for gmi in gmis:
-        percent = gmi.sm_percent or 100  # without a limit: all of them
+        percent = gmi.sm_percent or 100  # without a limit: all SMs
         if percent > 100 or percent > percent_left:
             rule = "a GPU has 100 percent"
             if percent > percent_left:
@@ -145,7 +145,7 @@ def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Faul
 
 
 def _memory(device: Device, gmis: Specs, mem_bytes: int, room: int) -> Iterator[Fault]:
-    """Yields a fault for each GMI that no memory is left for; those without a limit come last."""
+    """Yields a fault for each GMI without memory left; GMIs without a limit come last."""
     held_bytes = device.held_bytes
     others = f"{RESERVE_BYTES / _GIB:.0f} that CUDA takes"
     if held_bytes:
@@ -196,10 +196,10 @@ def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fa
 
 
 def _processes(device: Device, gmis: Specs, cuda: tuple[int, int] | None) -> Iterator[Fault]:
-    """Yields what the GPU's compute mode and MPS say about the number of processes."""
+    """Yields faults of the number of processes by the GPU's compute mode, or under MPS."""
     backend, key = gmis[0].backend, f"{device_name(device)}: compute mode"
-    number = round(len(gmis) / device.share)  # with those of other runs, if they are as many
-    # Where runs share a GPU, an MPS server that holds it may be theirs.
+    number = round(len(gmis) / device.share)  # with other runs' processes, if those are as many
+    # Where runs share a GPU they may share its MPS server, too.
     allowed_kinds = {"graphics"} | ({"mps"} if backend == "mps" and device.share < 1 else set())
     others = (process for process in device.processes if process.kind not in allowed_kinds)
     if device.kind == "cpu":
@@ -230,7 +230,7 @@ def _processes(device: Device, gmis: Specs, cuda: tuple[int, int] | None) -> Ite
 
 
 def _cores(layout: Layout) -> Iterator[Fault]:
-    """Yields a fault for cores that are not there, or on groups of cores those of another GMI."""
+    """Yields a fault for cores that do not exist, or, without GPUs, are another GMI's."""
     all_cores = {core for device in layout.topology.devices for core in device.cores}
     owner: dict[int, int] = {}
     for gmi in layout.gmis:
@@ -267,10 +267,10 @@ def _no_mig(gmi: GmiSpec) -> Iterator[Fault]:
 
 
 def _mig(device: Device, gmis: Sequence[GmiSpec], hardware: HardwareConfig) -> Iterator[Fault]:
-    """Yields instances that do not exist and cannot be made, that overlap, or are too small."""
+    """Yields a fault for instances that cannot be made, overlap, or are too small."""
     profiles = {profile.name: profile for profile in profiles_of(device)}
     existing = {MigSlice(i.profile, i.start): i for i in whole_instances(device)}
-    # Memory slices that are taken, and by what.
+    # The memory slices that are taken, with what takes them.
     taken = {n: f"{i.profile} at {i.start}" for i in device.mig for n in covered(i.start, i.size)}
     users: dict[MigSlice, int] = {}
     missing = []
@@ -345,7 +345,7 @@ _SHARES: Final = _ON_CORES | _ON_GPUS
 
 
 def gmi_faults(layout: Layout, num_env: int) -> list[Fault]:
-    """Lists roles that the template lacks, roles without a peer, other numbers of environments.
+    """Lists faults of the GMIs: roles that the template lacks or without peers, wrong num_env.
 
     `num_env` is the config's, which every simulator has.
     """

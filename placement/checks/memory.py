@@ -1,6 +1,6 @@
-"""Checks how much memory a layout's GMIs need at least against what there is.
+"""Checks whether there is the memory that a layout's GMIs need at least.
 
-A lower bound, of what can be counted before anything runs: the experience of an iteration, a
+It is a lower bound, of what can be counted before a run: the experience of an iteration, a
 replay, the trees of searches, and the network with what its training keeps of it. Libraries,
 simulators and reductions come on top.
 
@@ -26,12 +26,12 @@ from gmi_drl.placement.slicing import memory_share
 from gmi_drl.placement.templates import TEMPLATES
 
 _FLOAT: Final = 4
-_ROW: Final = 8  # numbers that the rows of a rollout are a multiple of
-_EPISODE: Final = 512  # steps that one has, where that is not known
+_ROW: Final = 8  # the rows of a rollout have a multiple of so many numbers
+_EPISODE: Final = 512  # steps of an episode, if not known
 _WHAT: Final = ("experience", "replay", "trees", "minibatch", "network")
-# Bytes of a parameter where it is trained: itself and its gradient, Adam's two moments; and itself
-# and the moments once more in each state that is kept for a GMI that comes back, those after the
-# last two iterations and the one that is being written, and where that is put together.
+# Bytes of a trained parameter: itself, its gradient and Adam's two moments; and itself and the
+# moments in each state kept for restarted GMIs (those of the last two iterations and one that is
+# being written), and in the buffer where that is assembled.
 _TRAINED: Final = 4 * _FLOAT + 4 * 3 * _FLOAT
 
 
@@ -40,12 +40,12 @@ class Sizes:
     """Holds the widths that decide how much memory a GMI needs; the defaults are the least."""
 
     observation: int = 1  # D
-    observation_bytes: int = 1  # of each of its numbers as they are kept
-    frames: int = 1  # of a stack, of which batches of bytes and replays keep each once
+    observation_bytes: int = 1  # of each number as it is stored
+    frames: int = 1  # of a stack; batches of bytes and replays store each frame once
     action: int = 1  # A
     parameters: int = 1  # P
-    agents: int = 1  # of each environment, who are rows of a batch
-    has_own_network: bool = False  # a role makes it, and nothing is known of its size
+    agents: int = 1  # of each environment, which are rows of a batch
+    has_own_network: bool = False  # whether a role makes the network, whose size is unknown
 
     def network(self, config: Config) -> int:
         """Returns the number of parameters of the config's network."""
@@ -53,10 +53,10 @@ class Sizes:
         if self._is_unknown(config):
             return 0
         layers = [self.observation, *hidden_sizes(name)]
-        if name in CONVOLUTIONAL:  # whose convolutions are few, and what they give is not known
+        if name in CONVOLUTIONAL:  # convolutions are few parameters, and their outputs unknown
             layers = layers[1:]
         head = sum(a * b + b for a, b in self.head_layers(config))
-        if config.algorithm.noisy_layers:  # each weight, and how large its noise is
+        if config.algorithm.noisy_layers:  # each weight has a parameter for its noise
             head *= 2
         return sum(a * b + b for a, b in itertools.pairwise(layers)) + head
 
@@ -74,7 +74,7 @@ class Sizes:
 def memory_faults(
     config: Config, layout: Layout, sizes: Sizes, host_bytes: int | None, whose: str = "the machine"
 ) -> list[Fault]:
-    """Lists where GMIs need more than there is, of the host or of their shares of GPUs.
+    """Lists where GMIs need more memory than the host, or their shares of GPUs, have.
 
     `host_bytes`: the host's memory, which is that of `whose`; None: it is not known.
     """
@@ -82,7 +82,7 @@ def memory_faults(
     on_host = [gmi for gmi in layout.gmis if layout.topology.devices[gmi.gpu_id].kind == "cpu"]
     faults: list[Fault] = []
     host_needs = [needs[gmi.gmi_id] for gmi in on_host]
-    if _on_host(config.algorithm):  # replays of GMIs on GPUs
+    if _on_host(config.algorithm):  # with replays of GMIs on GPUs
         others = [gmi for gmi in layout.gmis if gmi not in on_host]
         host_needs += [_kept(config, layout, gmi, sizes) for gmi in others]
     if host_bytes is not None and host_needs:
@@ -91,14 +91,14 @@ def memory_faults(
         faults += _fault(config, sizes, total, host_bytes, len(host_needs), available)
     for gmi in layout.gmis:
         share = None if gmi in on_host else memory_share(layout, gmi.gmi_id)
-        if share is not None and not faults:  # one is enough: GMIs are alike
+        if share is not None and not faults:  # one fault is enough, as GMIs are alike
             available = f"GMI {gmi.gmi_id} has {_gib(share.nbytes)}, {share.why}"
             faults += _fault(config, sizes, needs[gmi.gmi_id], share.nbytes, 1, available)
     return faults
 
 
 def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[str, int]:
-    """Returns the bytes of one GMI, by what they are for."""
+    """Returns the bytes of one GMI, by purpose."""
     d, a, p = sizes.observation, sizes.action, sizes.parameters
     algorithm = config.algorithm
     num_env = gmi.num_env * sizes.agents
@@ -106,19 +106,19 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
     row = _FLOAT * (-(-(d + a + p + 4) // _ROW) * _ROW)  # of a sample that is trained on
     packed, shown = row, d * sizes.observation_bytes
     if sizes.observation_bytes == 1 and not algorithm.normalize_observation:
-        # Bytes alone: floats are made of them for a minibatch.
+        # Only bytes are stored, and converted to floats for a minibatch.
         packed = _FLOAT * (-(-(a + p + 4) // _ROW) * _ROW)
         shown = shown if algorithm.kept_steps else shown // sizes.frames
     head = sizes.head_layers(config)
     noise = sum(map(sum, head)) if algorithm.noisy_layers else p
-    step = packed + shown + _FLOAT * (noise + 3)  # with the noise, reward, ends
-    if isinstance(algorithm, ReplayConfig):  # and what each step led to
+    step = packed + shown + _FLOAT * (noise + 3)  # with noise, reward and ends
+    if isinstance(algorithm, ReplayConfig):  # with the next observation
         step += shown
     samples = _samples(config, layout, gmi, sizes)
     parameters = sizes.network(config)
     layers = () if sizes.has_own_network else hidden_sizes(algorithm.network)
-    if learns:  # what comes out of each layer is kept for the way back
-        sides = 2 if algorithm.activation == "elu" else 1  # what goes into ELU is kept, too
+    if learns:  # outputs of layers are kept for the backward pass
+        sides = 2 if algorithm.activation == "elu" else 1  # inputs of ELU are kept, too
         outputs = sides * sum(layers) + sum(b for _, b in head)
         rows = algorithm.minibatch_size(samples)
         if isinstance(algorithm, AlphaZeroConfig):  # each GMI has its share
@@ -144,7 +144,7 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
 
 
 def _samples(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> int:
-    """Returns the steps that a GMI holds at once, of its own environments or of its agents."""
+    """Returns the steps that a GMI holds at once, its own or its agents'."""
     algorithm = config.algorithm
     if "trainer" in gmi.roles and "simulator" not in gmi.roles:
         channels = TEMPLATES[layout.template].channels(layout)
@@ -186,14 +186,14 @@ def _replay_bytes(
 ) -> dict[str, int]:
     """Returns the bytes of a replay, as roles/samples/replay/storage.py keeps it.
 
-    Those of its `capacity` steps, and, as experience, of the `samples` that are put in at once.
+    They are for its `capacity` steps and, as experience, for `samples` that are added at once.
     """
-    # Segments of several agents come in any order: each horizon ends as an episode does.
+    # Segments of several agents arrive in any order, so that each horizon ends like an episode.
     has_segments = config.experience.batch_segments > 1 or len(layout.holding("agent")) > 1
     frames = 1 if algorithm.hindsight else sizes.frames
     frame = sizes.observation * sizes.observation_bytes // frames
-    # What episodes ended with, and twice that while it grows; segments may end so, too, and begin
-    # with older frames.
+    # Final observations of episodes, twice while their buffer grows; segments may end so, too, and
+    # begin with older frames.
     episode_steps = min(config.env.max_episode_steps or _EPISODE, _EPISODE)
     final_bytes = 2 * frame // episode_steps
     if config.mode == "async" and has_segments:
@@ -201,7 +201,7 @@ def _replay_bytes(
     begin_bytes = 8 if frames > 1 else 0
     priority_bytes = 9 if algorithm.sampler == "prioritized" else 0
     row = frame + final_bytes + begin_bytes + _FLOAT * (sizes.action + 1) + 8 + priority_bytes
-    # There is room for four times as many ends as there are steps in what is put in.
+    # There is room for four times as many ends as steps that are added at once.
     capacity = algorithm.replay_capacity
     end_bytes = max(0, 4 * samples * frame - capacity * final_bytes)
     return {"replay": capacity * row, "experience": end_bytes}
@@ -237,7 +237,7 @@ def _fault(
             "with more.",
         )  # fmt: skip
         return
-    # What grows with num_env must fit into what the rest leaves.
+    # The part that grows with num_env must fit into what the other parts leave.
     fixed_bytes = needs["network"] + needs["replay"] + (needs["minibatch"] if replays else 0)
     fits = max(0, limit - fixed_bytes) * num_env // (total - fixed_bytes)
     steps = "" if config.mode == "serving" else f" x horizon={algorithm.horizon}"

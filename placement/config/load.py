@@ -47,7 +47,7 @@ def load_config(source: Path | str | Mapping[str, Any], overrides: Iterable[str]
     faults, overridden = _apply(data, overrides)
     _place_layout_file(data, Path(name).parent if name else Path())
     if isinstance(data.get("version"), int) and data["version"] > CONFIG_VERSION:
-        data = {"version": data["version"]}  # its other keys may mean anything
+        data = {"version": data["version"]}  # its other keys may have other meanings
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
@@ -62,12 +62,12 @@ def load_config(source: Path | str | Mapping[str, Any], overrides: Iterable[str]
 
 
 def with_places(faults: Iterable[str], source: object, overrides: Iterable[str]) -> list[str]:
-    """Returns faults of keys with what set each: a line of the file, or an option.
+    """Adds to faults of keys what has set each: a line of the file, or an option.
 
-    For what is known only when a class that the config names is loaded.
+    It is for faults that are known only after a class in the config is loaded.
     """
     lines: dict[Keys, int] = {}
-    if isinstance(source, (str, Path)) and Path(source).is_file():  # a pipe is read once
+    if isinstance(source, (str, Path)) and Path(source).is_file():  # a pipe can be read only once
         lines = read_yaml(_read(Path(source)), str(source))[1]
     options = {text.partition("=")[0].strip() for text in overrides}
     placed = []
@@ -82,7 +82,7 @@ def with_places(faults: Iterable[str], source: object, overrides: Iterable[str])
 
 
 def _place_layout_file(data: dict[str, Any], folder: Path) -> None:
-    """Makes the path of the layout's file one that means the same wherever it is read."""
+    """Makes the path of the layout's file independent of the config's folder."""
     layout = data.get("layout")
     if isinstance(layout, str) and layout:
         layout = data["layout"] = {"file": layout}
@@ -91,7 +91,7 @@ def _place_layout_file(data: dict[str, Any], folder: Path) -> None:
 
 
 def _partial(data: dict[str, Any], error: ValidationError) -> Config | None:
-    """Returns the config without its faulty keys, so that the rest can be looked at, or None."""
+    """Returns the config without its faulty keys, so that the rest can be checked, or None."""
     for fault in error.errors():
         *path, key = fault["loc"]
         section: Any = data
@@ -120,7 +120,7 @@ def _read(path: Path) -> str:
 
 
 def _apply(data: dict[str, Any], overrides: Iterable[str]) -> tuple[list[Fault], set[Keys]]:
-    """Puts overrides into the data; returns the faults of those it cannot, and the keys set."""
+    """Applies overrides to the data; returns the faults of invalid ones, and the keys set."""
     faults, overridden = [], set()
     for text in overrides:
         key, separator, value_text = text.partition("=")

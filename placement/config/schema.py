@@ -1,4 +1,4 @@
-"""Looks things up in the schema, and translates pydantic's errors into faults."""
+"""Looks up fields in the schema, and translates pydantic's errors into faults."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def keys_of(section: SectionType) -> dict[str, FieldInfo]:
 def _docstrings(section: type) -> Iterator[tuple[str, str]]:
     """Yields the text below each field in the source of a class, as pydantic would read it.
 
-    It would when the class is made, which all pay for; here those do who get a message.
+    Pydantic would do so for each class that is made; here it is done only for messages.
     """
     with suppress(OSError, SyntaxError, TypeError):  # made without a file
         body = ast.parse(dedent(inspect.getsource(section))).body[0]
@@ -146,7 +146,7 @@ def explain(
     faults = []
     details = error.errors(include_url=False)
     if any(d["loc"] == _NAME and d["type"] == "literal_error" for d in details):
-        # Which other keys it has, nobody knows.
+        # Its other keys are not known.
         details = [d for d in details if d["loc"] == _NAME or d["loc"][0] != _NAME[0]]
     for detail in details:
         keys = (*prefix, *(str(key) for key in detail["loc"] if key != "[key]"))
@@ -162,12 +162,12 @@ def explain(
 def _rule(keys: Keys, detail: ErrorDetails, schema: ConfigSchema) -> tuple[str, str]:
     kind, context, field = detail["type"], detail.get("ctx", {}), schema.field_at(keys)
     if field is None and keys[-1:] and keys[-1].isdigit():
-        field = schema.field_at(keys[:-1])  # of a list
+        field = schema.field_at(keys[:-1])  # of a list's entry
     if kind == "gmi_drl":
         return context["rule"], context["remedy"]
     is_setting = keys[:1] == _NAME[:1] and keys != _NAME
     if is_setting and kind in _FIXES and (fixed := _fixed(field)) is not None:
-        # Other algorithms take other values, and the key's text says why this one does not.
+        # Other algorithms take other values; the text of the key says why this one does not.
         why = _described(field).partition(": ")[2].rstrip(".")
         rule = f"must be {fixed} for {_algorithm(schema.algorithm)}{f' ({why})' if why else ''}"
         return rule, f"Leave it out, or give {fixed}."
@@ -200,7 +200,7 @@ def _rule(keys: Keys, detail: ErrorDetails, schema: ConfigSchema) -> tuple[str, 
     return _RULES.get(kind, detail["msg"]).format(**context), _correct(field)
 
 
-# Keys as other libraries call them, and as they are called here.
+# Names of keys in other libraries, and their names here.
 _ELSEWHERE: Final = {
     "buffer_size": "replay_capacity", "clip_param": "clip", "clip_range": "clip",
     "frame_stack": "wrappers", "gae_lambda": "lam", "gru": "recurrent", "lambda": "lam",

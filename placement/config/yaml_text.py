@@ -15,7 +15,7 @@ import yaml
 from gmi_drl.placement.faults import ABSENT, Fault
 
 Path = tuple[str, ...]  # keys from the root; of a list, numbers from 0
-_BITS: Final = 128  # of a whole number; more are no one's, and Python does not print them all
+_BITS: Final = 128  # of a whole number; Python does not print all larger ones
 _NONE: Final = object()
 
 
@@ -23,7 +23,7 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Refuses values that PyYAML raises errors of int() for: `!!int abc`, 5000 digits."""
+        """Refuses values on which PyYAML raises errors of int(): `!!int abc`, 5000 digits."""
         try:
             value = super().construct_object(node, deep)
         except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError):
@@ -114,7 +114,7 @@ def read_value(text: str) -> Any:
 def _walk(
     node: yaml.Node, path: Path, lines: dict[Path, int], faults: list[Fault], been: set[int]
 ) -> None:
-    if id(node) in been:  # an alias, perhaps of what it is in
+    if id(node) in been:  # an alias, perhaps of a node around it
         return
     been.add(id(node))
     if isinstance(node, yaml.SequenceNode):

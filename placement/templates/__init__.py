@@ -1,4 +1,4 @@
-"""Has the templates: a new one is a file of this folder and a name in `TEMPLATES`."""
+"""Holds the templates: a new one is a file of this folder and a name in `TEMPLATES`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = [
     "parameter_server", "rollout_workers_of", "tcg", "tcg_ex", "tdg", "tdg_ex", "templates_of",
 ]  # fmt: skip
 
-# Of a mode the first one is what `auto` means.
+# The first one of a mode is its `auto`.
 TEMPLATES: Final[dict[str, Template]] = {
     template.name: template for template in (tcg_ex, tdg_ex, parameter_server, decoupled, tcg, tdg)
 }

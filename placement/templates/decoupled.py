@@ -37,7 +37,7 @@ def _shape_faults(shape: Shape) -> Iterator[Fault]:
 
 
 def _channels(layout: Layout) -> list[Channel]:
-    """Returns one for experience from every agent to every trainer."""
+    """Returns a channel for experience from every agent to every trainer."""
     agents, trainers = layout.holding("agent"), layout.holding("trainer")
     return [(agent, trainer) for trainer in trainers for agent in agents]
 

@@ -25,7 +25,7 @@ def _shape_faults(shape: Shape) -> Iterator[Fault]:
 
 
 def _channels(layout: Layout) -> list[Channel]:
-    """Returns one from each trainer to each agent, for parameters, and one back, for gradients."""
+    """Returns channels from trainers to agents for parameters, and back for gradients."""
     trainers, agents = layout.holding("trainer"), layout.holding("agent")
     return in_both_directions([(trainer, agent) for trainer in trainers for agent in agents])
 

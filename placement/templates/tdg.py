@@ -59,7 +59,7 @@ def _peer_faults(layout: Layout, num_env: int) -> Iterator[Fault]:
 
 
 def _channels(layout: Layout) -> list[Channel]:
-    """Returns one to the agent of each pair, for observations, and one back, for actions."""
+    """Returns channels to the agent of each pair for observations, and back for actions."""
     return in_both_directions(list(zip(layout.gmis[::2], layout.gmis[1::2], strict=True)))
 
 
@@ -80,6 +80,6 @@ tdg: Final = Template(
     peer_faults=_peer_faults,
     channels=_channels,
     carries="observations, actions back",
-    gpu_links=False,  # what the two ask each other may not go with a process that dies
+    gpu_links=False,  # requests and answers must outlive a process that dies
     least_gmis=2,
 )

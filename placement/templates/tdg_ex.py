@@ -79,7 +79,7 @@ def _tdg_ex_peer_faults(layout: Layout, num_env: int) -> Iterator[Fault]:
 
 
 def _tdg_ex_channels(layout: Layout) -> list[Channel]:
-    """Returns one to each agent from its trainer, for orders and the policy, and one back."""
+    """Returns channels from trainers to their agents for orders and the policy, and back."""
     return in_both_directions(
         [
             (layout.gmi(trainer), layout.gmi(agent))

@@ -22,7 +22,7 @@ TRAINER: Final[Roles] = ("trainer",)
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers that a template fills the devices by."""
+    """Holds the numbers by which a template fills the devices."""
 
     topology: Topology
     gmi_per_gpu: int
@@ -36,7 +36,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Template:
-    """A way to place roles on GMIs, and GMIs on devices."""
+    """Places roles on GMIs, and GMIs on devices."""
 
     name: str
     mode: Literal["sync", "async", "serving"]
@@ -44,10 +44,10 @@ class Template:
     gmis: tuple[Roles, ...]  # the kinds of GMIs, by the roles that each holds
     classes: Mapping[str, str]  # the class that runs a GMI, by the last of its roles
     roles_at: Callable[[Shape, int, int], Roles]  # of the GMI at (device, place on it)
-    cost: CostEquation | None = None  # None: it is in no table of the papers
+    cost: CostEquation | None = None  # None: the papers have no row for it
     shape_faults: Callable[[Shape], Iterable[Fault]] = lambda shape: ()
     peer_faults: Callable[[Layout, int], Iterable[Fault]] = lambda layout, num_env: ()
-    channels: Callable[[Layout], list[Channel]] = lambda layout: []  # beside the reduction's
+    channels: Callable[[Layout], list[Channel]] = lambda layout: []  # not the reduction's
     carries: str = ""  # what the channels carry
     channels_answer: bool = True  # the targets send back; the first half of the channels asks
     gpu_links: bool = True  # channels may lie in the memory of a GPU
