@@ -188,14 +188,14 @@ def _prepare(folder: Path, job: dict[str, Any]) -> list[str]:
     return [sys.executable, "-m", "gmi_drl", "launch", "config.yaml", "--quiet"]
 
 
-def _finished(command: list[str], tree: Path, folder: Path) -> str:
-    done = subprocess.run(
+def _output(command: list[str], tree: Path, folder: Path) -> str:
+    completed = subprocess.run(
         command, cwd=folder, env=environment(tree), capture_output=True, text=True,
         timeout=_TIMEOUT_S, check=False,
     )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"{command[1]} in {tree} failed:\n{done.stdout}{done.stderr}")
-    return done.stdout
+    if completed.returncode:
+        raise SystemExit(f"{command[1]} in {tree} failed:\n{completed.stdout}{completed.stderr}")
+    return completed.stdout
 
 
 def steps_per_s(tree: Path, job: dict[str, Any], warmup: int) -> float:
@@ -206,14 +206,14 @@ def steps_per_s(tree: Path, job: dict[str, Any], warmup: int) -> float:
     """
     with tempfile.TemporaryDirectory(prefix="gmi-against-") as name:
         folder = Path(name)
-        _finished(_prepare(folder, job), tree, folder)
+        _output(_prepare(folder, job), tree, folder)
         (metrics,) = folder.glob("runs/bench/*/metrics.jsonl")
         lines = [json.loads(line) for line in metrics.read_text().splitlines()][warmup - 1 :]
     if len(lines) < 3:
         raise SystemExit(f"{len(lines)} lines of metrics after the warm-up: run longer.")
     rates = [
-        (line["steps"] - before["steps"]) / (line["time_s"] - before["time_s"])
-        for before, line in pairwise(lines)
+        (line["steps"] - previous["steps"]) / (line["time_s"] - previous["time_s"])
+        for previous, line in pairwise(lines)
     ]
     return statistics.quantiles(rates, n=10)[-1]
 
@@ -242,36 +242,36 @@ def output_of(tree: Path, program: str, job: dict[str, Any] | None = None) -> fl
         if job is not None:
             _prepare(folder, job)
         (folder / "program.py").write_text(program)
-        output = _finished([sys.executable, "program.py"], tree, folder)
+        output = _output([sys.executable, "program.py"], tree, folder)
     return float(output.splitlines()[-1])
 
 
 def compare(options: argparse.Namespace) -> int:
     """Measures the wanted cases in both trees, round after round, and reports their ratios."""
     commit = git("rev-parse", "--short=12", options.against)
-    wanted = {name: case for name, case in cases(options.dry).items() if name in options.cases}
-    samples: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in wanted}
+    selected = {name: case for name, case in cases(options.dry).items() if name in options.cases}
+    samples: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in selected}
     with checkout(commit) as tree:
         for number in range(options.rounds):
-            for name, case in wanted.items():
+            for name, case in selected.items():
                 turns = [(ROOT, samples[name][0]), (tree, samples[name][1])]
-                for where, values in turns if number % 2 == 0 else reversed(turns):
-                    values.append(case.measure(where))
-                here, there = (values[-1] for values in samples[name])
+                for measured_tree, values in turns if number % 2 == 0 else reversed(turns):
+                    values.append(case.measure(measured_tree))
+                current, baseline = (values[-1] for values in samples[name])
                 print(
-                    f"round {number + 1} of {options.rounds}  {name:<16}{here:>14,.4g}"
-                    f"{there:>14,.4g} {case.unit}",
+                    f"round {number + 1} of {options.rounds}  {name:<16}{current:>14,.4g}"
+                    f"{baseline:>14,.4g} {case.unit}",
                     file=sys.stderr,
                 )
     print(f"{'case':<16}{'here':>14}{'there':>14}  ratio (lowest, highest)", file=sys.stderr)
-    for name, case in wanted.items():
-        here_s, there_s = samples[name]
+    for name, case in selected.items():
+        ours, baselines = samples[name]
         pairs = (
-            zip(there_s, here_s, strict=True)
+            zip(baselines, ours, strict=True)
             if case.smaller_is_better
-            else zip(here_s, there_s, strict=True)
+            else zip(ours, baselines, strict=True)
         )
-        ratios = [one / other for one, other in pairs]
+        ratios = [numerator / denominator for numerator, denominator in pairs]
         spread = [round(min(ratios), 3), round(max(ratios), 3)]
         if options.dry:
             ratio = statistics.median(ratios)
@@ -279,12 +279,12 @@ def compare(options: argparse.Namespace) -> int:
             print(json.dumps(row), flush=True)
         else:
             row = emit_pairs(
-                "train_throughput", f"against/{name}", case.unit, here_s, there_s,
+                "train_throughput", f"against/{name}", case.unit, ours, baselines,
                 smaller_is_better=case.smaller_is_better, digits=case.digits,
                 against=commit, ratio_spread=spread,
             )  # fmt: skip
         print(
-            f"{name:<16}{statistics.median(here_s):>14,.4g}{statistics.median(there_s):>14,.4g}"
+            f"{name:<16}{statistics.median(ours):>14,.4g}{statistics.median(baselines):>14,.4g}"
             f"  {row['ratio']:.3f} ({spread[0]:.3f}, {spread[1]:.3f})",
             file=sys.stderr,
         )

@@ -60,12 +60,12 @@ def importable(python: str, script: str, vec: str) -> str | None:
     """None if this peer runs under `python`, else the last line of what it says."""
     command = [python, str(BENCH / "peers" / script), f"--vec={vec}", "--check"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=300)
     except OSError as error:
         return str(error)
-    if done.returncode == 0:
+    if completed.returncode == 0:
         return None
-    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return (completed.stderr.strip().splitlines() or [f"exit code {completed.returncode}"])[-1]
 
 
 def on_cores(cores: Sequence[int] | None, command: list[str]) -> list[str]:
@@ -85,7 +85,7 @@ def run_peer(
 ) -> Job:
     """Run one peer's job to its end."""
     command = [python, str(BENCH / "peers" / script), *settings.arguments()]
-    return _job_of_a_script(command, script, timeout, cores)
+    return _run_script(command, script, timeout, cores)
 
 
 def run_rl(
@@ -101,10 +101,10 @@ def run_rl(
     config = our_config(settings, Path(), evaluators, algorithm=algorithm, wrappers=wrappers)
     script = BENCH / "rl" / "job.py"
     command = [sys.executable, str(script), optimizer, str(evaluators), json.dumps(config)]
-    return _job_of_a_script(command, script.name, timeout, cores)
+    return _run_script(command, script.name, timeout, cores)
 
 
-def _job_of_a_script(
+def _run_script(
     command: list[str], script: str, timeout: timedelta, cores: Sequence[int] | None
 ) -> Job:
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
@@ -141,9 +141,9 @@ def our_config(
 
     With an `algorithm.name` other than PPO's, the settings that are PPO's alone are left out.
     """
-    for total, what in ((settings.n_envs, "environments"), (settings.minibatch, "samples")):
+    for total, unit in ((settings.n_envs, "environments"), (settings.minibatch, "samples")):
         if total % gmi_per_gpu:
-            raise ValueError(f"{total} {what} do not divide among {gmi_per_gpu} GMIs; change one.")
+            raise ValueError(f"{total} {unit} do not divide among {gmi_per_gpu} GMIs; change one.")
     algorithm = algorithm or {}
     if algorithm.get("name", "ppo") == "ppo":
         algorithm = {
@@ -239,20 +239,20 @@ class _Meter:
         self.path: Path | None = None
         self.lines: list[dict[str, Any]] = []
         self._read = 0  # bytes of the file that `lines` covers
-        self._looked = 0.0
+        self._sampled_at = 0.0
         self.samples: list[tuple[int, float]] = []  # steps taken, CPU seconds until then
 
     def look(self, pid: int) -> None:
         """Take a sample if the run has come further: after the warm-up, at the end, and between
         them at most twice a second, as reading every process's clock costs milliseconds."""
-        before = len(self.lines)
+        known = len(self.lines)
         self._follow()
         now, count = time.monotonic(), len(self.lines)
-        if count == before or count < self.settings.warmup:
+        if count == known or count < self.settings.warmup:
             return
-        if self.samples and count < self.settings.iterations and now - self._looked < 0.5:
+        if self.samples and count < self.settings.iterations and now - self._sampled_at < 0.5:
             return
-        self._looked = now
+        self._sampled_at = now
         self.samples.append((self.lines[-1]["steps"], tree_cpu_s(pid)))
         if self.progress is not None:
             self.progress(self.lines[-1]["steps"])
@@ -265,17 +265,17 @@ class _Meter:
             return
         with open(self.path, "rb") as file:
             file.seek(self._read)
-            whole = file.read().rpartition(b"\n")
-        self._read += len(whole[0]) + len(whole[1])
-        self.lines += [json.loads(line) for line in whole[0].splitlines()]
+            parts = file.read().rpartition(b"\n")
+        self._read += len(parts[0]) + len(parts[1])
+        self.lines += [json.loads(line) for line in parts[0].splitlines()]
 
     def result(self, state: dict[str, Any]) -> Job:
         """Returns what the finished run measured."""
         self._follow()
         lines = self.lines
         if len(lines) < self.settings.iterations:
-            wanted = self.settings.iterations
-            raise JobError(f"the run wrote {len(lines)} iterations to metrics.jsonl, not {wanted}")
+            target = self.settings.iterations
+            raise JobError(f"the run wrote {len(lines)} iterations to metrics.jsonl, not {target}")
         warmup = self.settings.warmup
         start = lines[warmup - 1] if warmup else {"steps": 0, "time_s": 0.0}
         steps = lines[-1]["steps"] - start["steps"]
@@ -336,8 +336,8 @@ def _run(
         finally:
             _end(process)
     if process.returncode:
-        said = _tail(log) or _tail(out)
-        raise JobError(f"exit code {process.returncode}: {_name(command)}\n{said}")
+        output = _tail(log) or _tail(out)
+        raise JobError(f"exit code {process.returncode}: {_name(command)}\n{output}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -143,16 +143,16 @@ class Schedule:
     def _finish(self, cell: Cell, future: Future[Job], total: int) -> None:
         self.left.remove(cell)
         self.started.pop(cell, None)
-        where = f"[{total - len(self.left)}/{total}] {cell}"
+        label = f"[{total - len(self.left)}/{total}] {cell}"
         try:
             finished = record(cell, future.result(), self.options.steps, self.origin)
         except JobError as error:
             self.failed.append(cell)
-            say(f"{where}: FAILED: {error}")
+            say(f"{label}: FAILED: {error}")
             return
         self.cells.add(finished)
         result = f"evaluation {finished['evaluation']['mean']:.1f}, {finished['seconds']:.0f} s"
-        say(f"{where}: {result}; {self._rest()}")
+        say(f"{label}: {result}; {self._rest()}")
 
     def _heartbeat(self) -> None:
         for cell, began in list(self.started.items()):
@@ -166,8 +166,8 @@ class Schedule:
         known = [seconds for seconds in usual if seconds is not None]
         if len(known) < len(usual):
             return f"{len(self.left)} to go"
-        rest = timedelta(seconds=int(sum(known) / self.options.jobs))
-        return f"{len(self.left)} to go, about {rest}"
+        remaining = timedelta(seconds=int(sum(known) / self.options.jobs))
+        return f"{len(self.left)} to go, about {remaining}"
 
 
 def parse() -> argparse.Namespace:
@@ -206,7 +206,7 @@ def wanted(options: argparse.Namespace, cells: Cells) -> list[Cell]:
             systems.append(options.peer)
         else:
             say(f"skipped {options.peer}: {options.python} says: {problem}")
-    every = [
+    requested = [
         Cell(task, seed, system)
         for seed in range(options.seeds)
         for task in options.tasks
@@ -214,8 +214,8 @@ def wanted(options: argparse.Namespace, cells: Cells) -> list[Cell]:
         if system == "ours" or TASKS[task].sb3 is not None
     ]
     if not options.resume:
-        return every
-    return [cell for cell in every if not _finished(cell, cells, options.steps)]
+        return requested
+    return [cell for cell in requested if not _finished(cell, cells, options.steps)]
 
 
 def _finished(cell: Cell, cells: Cells, steps: int | None) -> bool:
@@ -229,22 +229,25 @@ def publish(cells: Cells, options: argparse.Namespace) -> None:
     drawn = write_curves(cells, options.docs / "learning")
     write_page(cells, options.docs / "learning.md", drawn)
     for task in TASKS:
-        ours, theirs = evaluations(cells.of(task, "ours")), evaluations(cells.of(task, "sb3"))
-        if not ours:
+        returns, peer_returns = (
+            evaluations(cells.of(task, "ours")),
+            evaluations(cells.of(task, "sb3")),
+        )
+        if not returns:
             continue
-        middle = statistics.median(ours)
-        peer = statistics.median(theirs) if theirs else None
+        middle = statistics.median(returns)
+        peer = statistics.median(peer_returns) if peer_returns else None
         row = {
             "bench": "learning",
-            "name": f"{task}/sb3" if theirs else f"{task}/evaluation",
+            "name": f"{task}/sb3" if peer_returns else f"{task}/evaluation",
             "value": middle,
             "unit": "return",
             "peer": peer,
             # a cost has no ratio
             "ratio": middle / peer if peer and peer > 0 and middle > 0 else None,
-            "repeats": len(ours),
-            "spread": [min(ours), max(ours)],
-            "peer_spread": [min(theirs), max(theirs)] if theirs else None,
+            "repeats": len(returns),
+            "spread": [min(returns), max(returns)],
+            "peer_spread": [min(peer_returns), max(peer_returns)] if peer_returns else None,
             "reference": TASKS[task].reference,
         }
         if options.steps or options.results != RESULTS:

@@ -94,11 +94,11 @@ def band(
 
     `low` and `high` are quantiles: by default the lowest and the highest.
     """
-    first = max(curve[0][0] for curve in curves)
-    last = min(curve[-1][0] for curve in curves)
-    places = np.linspace(first, last, 200)
-    values = np.array([np.interp(places, *np.array(curve).T) for curve in curves])
-    return places, *np.quantile(values, (low, 0.5, high), axis=0)
+    start = max(curve[0][0] for curve in curves)
+    end = min(curve[-1][0] for curve in curves)
+    positions = np.linspace(start, end, 200)
+    values = np.array([np.interp(positions, *np.array(curve).T) for curve in curves])
+    return positions, *np.quantile(values, (low, 0.5, high), axis=0)
 
 
 def write_page(cells: Cells, page: Path, drawn: Sequence[str]) -> None:
@@ -134,8 +134,8 @@ def _summary(values: list[float]) -> str:
 
 
 def _cpu(records: list[dict[str, Any]]) -> str:
-    used = [record["cpu_seconds_per_1000_steps"] for record in records]
-    known = [seconds for seconds in used if seconds is not None]
+    cpu_seconds = [record["cpu_seconds_per_1000_steps"] for record in records]
+    known = [seconds for seconds in cpu_seconds if seconds is not None]
     return f"{statistics.median(known):.2f}" if known else "-"
 
 
@@ -172,5 +172,5 @@ def _settings(record: dict[str, Any]) -> str:
 
 
 def _machines(cells: Cells) -> list[str]:
-    seen = {str(record.get("machine", "unknown")) for record in cells.records.values()}
-    return sorted(seen)
+    machines = {str(record.get("machine", "unknown")) for record in cells.records.values()}
+    return sorted(machines)

@@ -67,7 +67,7 @@ def _cartpole(
     **changes: Any,
 ) -> Task:
     """CartPole by one of the algorithms that take one step for each batch, as A2C, or as said."""
-    own: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "n_envs": 8, "horizon": 8, "learning_rate": 1e-3, "net": "64:64", "activation": "tanh",
         "gamma": 0.99, "lam": 1.0, "schedule": "linear", "max_grad_norm": 0.5, "minibatch": 64,
         "epochs": 1, **changes,
@@ -75,7 +75,7 @@ def _cartpole(
     return Task(
         env="CartPole-v1",
         steps=steps,
-        ours=_ours("CartPole-v1", **own),
+        ours=_ours("CartPole-v1", **settings),
         algorithm=algorithm,
         sb3=None,
         reference=reference,
@@ -95,12 +95,12 @@ def _off_policy_pendulum(algorithm: dict[str, Any], reference: str) -> Task:
 
 def _off_policy_half_cheetah(algorithm: dict[str, Any], reference: str) -> Task:
     """HalfCheetah by an actor and its critics, data-parallel: examples/sac_halfcheetah.yaml."""
-    of_each_gmi: dict[str, Any] = {
+    replay: dict[str, Any] = {
         "replay_capacity": 500_000, "replay_start": 5_000, "batch_size": 128,
         "updates_per_row": 2.0,  # of its own rows: one for each step of both
     }  # fmt: skip
     task = _off_policy(
-        "HalfCheetah-v5", 1_000_000, {"random_steps": 10_000, **of_each_gmi, **algorithm},
+        "HalfCheetah-v5", 1_000_000, {"random_steps": 10_000, **replay, **algorithm},
         reference, n_envs=8, net="256:256", learning_rate=3e-4, horizon=8,
     )  # fmt: skip
     return replace(task, gmis=2, is_co_located=True)
@@ -110,13 +110,13 @@ def _off_policy(
     env: str, steps: int, algorithm: dict[str, Any], reference: str, **changes: Any
 ) -> Task:
     """A task with an update for each step of its environments, by default four."""
-    own: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "n_envs": 4, "activation": "relu", "normalize_observation": False, **changes,
     }  # fmt: skip
     return Task(
         env=env,
         steps=steps,
-        ours=_ours(env, **own),
+        ours=_ours(env, **settings),
         algorithm={"max_grad_norm": None, "batch_size": 256, "updates_per_row": 1.0, **algorithm},
         sb3=None,
         reference=reference,
@@ -125,13 +125,13 @@ def _off_policy(
 
 def _model_pendulum(algorithm: dict[str, Any], steps: int, **changes: Any) -> Task:
     """Pendulum by a learned model: examples/mbpo_pendulum.yaml, cem_pendulum.yaml."""
-    own: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "learning_rate": 1e-3, "net": "64:64", "normalize_observation": False, **changes,
     }  # fmt: skip
     return Task(
         env="Pendulum-v1",
         steps=steps,
-        ours=_ours("Pendulum-v1", **own),
+        ours=_ours("Pendulum-v1", **settings),
         algorithm={
             "max_grad_norm": None, "batch_size": 128, "replay_capacity": 10_000,
             "replay_start": 500, "random_steps": 500, **algorithm,

@@ -92,10 +92,10 @@ def peer(python: str, task: str, cores: Sequence[int]) -> Callable[[], Rates]:
 
 def answer_of(command: Sequence[str]) -> Rates:
     """Runs a peer's job, and returns the line that it ends with."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    rates: Rates = json.loads(done.stdout.splitlines()[-1])
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if completed.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{completed.stderr[-2000:]}")
+    rates: Rates = json.loads(completed.stdout.splitlines()[-1])
     return rates
 
 
@@ -156,26 +156,26 @@ def seconds_to_return(way: str, seed: int) -> Rates:
             "mode": "sync", "hardware": {"backend": "cpu", "num_gpus": 1, "cores": [core]},
             "layout": {"template": "tcg_ex"},
         }  # fmt: skip
-    last = lines_of(config)[-1]
+    line = lines_of(config)[-1]
     return {
-        "seconds": last["time_s"], "steps": last["steps"], "return_mean": last["return_mean"]
+        "seconds": line["time_s"], "steps": line["steps"], "return_mean": line["return_mean"]
     }  # fmt: skip
 
 
 def measure_to_return(seeds: int) -> None:
     """Measures row to_return; a run that ends without the return counts with all its seconds."""
-    found: dict[str, list[Rates]] = {"apex": [], "dqn": []}
+    results: dict[str, list[Rates]] = {"apex": [], "dqn": []}
     for seed in range(seeds):
-        for way, runs in found.items():
+        for way, runs in results.items():
             runs += [seconds_to_return(way, seed)]
             say(f"seed {seed}  {way}: {runs[-1]}")
-    seconds = {way: [one["seconds"] for one in runs] for way, runs in found.items()}
+    seconds = {way: [run["seconds"] for run in runs] for way, runs in results.items()}
     emit_pairs(
         "offpolicy", f"{APEX}/to_return", "s", seconds["apex"], seconds["dqn"],
         smaller_is_better=True, peer_name="DQN in one GMI", to_return=TO_RETURN,
-        steps=[one["steps"] for one in found["apex"]],
-        peer_steps=[one["steps"] for one in found["dqn"]],
-        reached=[sum(one["return_mean"] >= TO_RETURN for one in runs) for runs in found.values()],
+        steps=[run["steps"] for run in results["apex"]],
+        peer_steps=[run["steps"] for run in results["dqn"]],
+        reached=[sum(run["return_mean"] >= TO_RETURN for run in runs) for runs in results.values()],
     )  # fmt: skip
 
 
@@ -190,13 +190,13 @@ def measure_apex(python: str, rounds: int, seconds: float) -> None:
     def ours_once() -> Rates:
         return {"steps_per_s": launched(config, APEX_WARMUP)["training_samples_per_s"]}
 
-    found = in_turn({"ours": ours_once, "rllib": lambda: answer_of(command)}, rounds)
-    rates = {way: [one["steps_per_s"] for one in runs] for way, runs in found.items()}
-    updates = statistics.median(one["updates_per_step"] for one in found["rllib"])
+    results = in_turn({"ours": ours_once, "rllib": lambda: answer_of(command)}, rounds)
+    rates = {way: [run["steps_per_s"] for run in runs] for way, runs in results.items()}
+    updates = statistics.median(run["updates_per_step"] for run in results["rllib"])
     emit_pairs(
         "offpolicy", f"{APEX}/apex", "steps/s", rates["ours"], rates["rllib"],
         peer_name="RLlib DQN", updates_per_step=0.25, peer_updates_per_step=round(updates, 3),
-        peer_parameters=found["rllib"][0]["parameters"],
+        peer_parameters=results["rllib"][0]["parameters"],
     )  # fmt: skip
 
 

@@ -62,12 +62,12 @@ ALPHA, BETA = 0.6, 0.4
 def steps(seed: int = 0) -> Batch:
     """Steps of environments whose episodes have a thousand steps."""
     generator = torch.Generator().manual_seed(seed)
-    seen = torch.randn(STEPS + 1, ENVS, OBSERVED, generator=generator)
-    seen[-1] = seen[0]  # the same steps can be put in again and again
+    observations = torch.randn(STEPS + 1, ENVS, OBSERVED, generator=generator)
+    observations[-1] = observations[0]  # the same steps can be put in again and again
     done = torch.rand(STEPS, ENVS, generator=generator) < 0.001
     return Batch(
         {
-            "raw_observation": seen[:-1], "next_observation": seen[1:],
+            "raw_observation": observations[:-1], "next_observation": observations[1:],
             "action": torch.rand(STEPS, ENVS, ACTION, generator=generator),
             "reward": torch.rand(STEPS, ENVS, generator=generator),
             "done": done.float(), "terminated": done,
@@ -120,9 +120,9 @@ class Cpprb:
             "obs": {"shape": OBSERVED}, "act": {"shape": ACTION}, "rew": {},
             "next_obs": {"shape": OBSERVED}, "done": {},
         }  # fmt: skip
-        its = {"alpha": ALPHA} if prioritized else {}
+        options = {"alpha": ALPHA} if prioritized else {}
         kind: Any = cpprb.PrioritizedReplayBuffer if prioritized else cpprb.ReplayBuffer
-        self._buffer = kind(rows, fields, **its)
+        self._buffer = kind(rows, fields, **options)
         batch = steps()
         flat = {name: column.flatten(0, 1).numpy() for name, column in batch.columns.items()}
         self._steps = {
@@ -139,8 +139,8 @@ class Cpprb:
 
     def draw_and_learn(self) -> None:
         """A minibatch is drawn, and its priorities are learned."""
-        drawn = self._buffer.sample(SIZE, BETA)
-        self._buffer.update_priorities(drawn["indexes"], self._priorities)
+        minibatch = self._buffer.sample(SIZE, BETA)
+        self._buffer.update_priorities(minibatch["indexes"], self._priorities)
 
     def insert(self) -> None:
         """Steps are put in."""
@@ -149,8 +149,8 @@ class Cpprb:
     @property
     def nbytes(self) -> float:
         """Bytes of a transition; its trees are not counted."""
-        kept = self._buffer.get_all_transitions()
-        return float(sum(its.itemsize * its[0].size for its in kept.values()))
+        transitions = self._buffer.get_all_transitions()
+        return float(sum(column.itemsize * column[0].size for column in transitions.values()))
 
 
 class TorchRL:
@@ -169,15 +169,15 @@ class TorchRL:
         names = ("raw_observation", "action", "reward", "next_observation", "done")
         batch = steps()
         columns = {name: batch[name].flatten(0, 1) for name in names}
-        kept = TensorDict(columns, batch_size=[STEPS * ENVS])
+        transitions = TensorDict(columns, batch_size=[STEPS * ENVS])
         for _ in range(-(-rows // (STEPS * ENVS))):
-            self._buffer.extend(kept)
+            self._buffer.extend(transitions)
         self._priorities = torch.rand(SIZE)
 
     def draw_and_learn(self) -> None:
         """A minibatch is drawn, and its priorities are learned."""
-        drawn = self._buffer.sample()
-        self._buffer.update_priority(drawn["index"], self._priorities)
+        minibatch = self._buffer.sample()
+        self._buffer.update_priority(minibatch["index"], self._priorities)
 
 
 def stacks(steps: int = 16, num_env: int = 8) -> Batch:
@@ -197,7 +197,7 @@ def stacks(steps: int = 16, num_env: int = 8) -> Batch:
     )  # fmt: skip
 
 
-class OfStacks:
+class StackReplay:
     """A replay of stacks of images; `stacking` None keeps them whole."""
 
     def __init__(self, rows: int, stacking: Stacking | None) -> None:
@@ -220,10 +220,10 @@ class OfStacks:
 
 def stack_rows(rounds: int) -> None:
     """Measures what keeping frames once takes and costs."""
-    frames, whole = OfStacks(1 << 14, Stacking(FRAMES, 1)), OfStacks(1 << 14, None)
-    compare("stacks/draw", frames.draw, {"whole stacks": whole.draw}, rounds, times=50)
-    del frames
-    ours, peer = OfStacks(1 << 17, Stacking(FRAMES, 1)).nbytes, whole.nbytes
+    by_frame, by_stack = StackReplay(1 << 14, Stacking(FRAMES, 1)), StackReplay(1 << 14, None)
+    compare("stacks/draw", by_frame.draw, {"whole stacks": by_stack.draw}, rounds, times=50)
+    del by_frame
+    ours, peer = StackReplay(1 << 17, Stacking(FRAMES, 1)).nbytes, by_stack.nbytes
     emit(
         "replay", "stacks/memory", value=round(ours, 1), unit="bytes/transition",
         peer=round(peer, 1), ratio=peer / ours, repeats=1, spread=None, peer_name="whole stacks",
@@ -241,26 +241,26 @@ def lz4_rows() -> None:
         ("pong", "ALE/Pong-v5", pong, 6, IMAGE_SIZE * (FRAMES + 1)),
         ("minatar", "MinAtar/Breakout-v1", {}, 3, IMAGE_SIZE * 2),
     ]
-    for name, env_id, how, actions, drawn in games:
-        env = make_env(env_id, 4, seed=1, **how)
+    for name, env_id, env_options, actions, batch_size in games:
+        env = make_env(env_id, 4, seed=1, **env_options)
         generator, frames = torch.Generator().manual_seed(0), [env.reset().clone()]
         for _ in range(500):
             action = torch.randint(actions, (4,), generator=generator)
             frames.append(env.step(action).observation.clone())
         env.close()
         raw = [frame.numpy().tobytes() for frame in torch.stack(frames).flatten(0, 1)]
-        packed = [lz4.compress(one, store_size=False) for one in raw]
-        size, some = len(raw[0]), packed[:: len(packed) // drawn][:drawn]
+        packed = [lz4.compress(frame, store_size=False) for frame in raw]
+        size, minibatch = len(raw[0]), packed[:: len(packed) // batch_size][:batch_size]
 
-        def unpack(some: list[bytes] = some, size: int = size) -> None:
-            for one in some:
-                lz4.decompress(one, uncompressed_size=size)
+        def unpack(minibatch: list[bytes] = minibatch, size: int = size) -> None:
+            for frame in minibatch:
+                lz4.decompress(frame, uncompressed_size=size)
 
-        smaller = sum(map(len, raw)) / sum(map(len, packed))
+        factor = sum(map(len, raw)) / sum(map(len, packed))
         emit(
-            "replay", f"lz4/{name}", value=round(smaller, 1), unit="times smaller", peer=1,
-            ratio=smaller, repeats=1, spread=None, frame_bytes=size,
-            unpack_us=round(microseconds(unpack, 200), 1), frames_of_a_minibatch=drawn,
+            "replay", f"lz4/{name}", value=round(factor, 1), unit="times smaller", peer=1,
+            ratio=factor, repeats=1, spread=None, frame_bytes=size,
+            unpack_us=round(microseconds(unpack, 200), 1), frames_of_a_minibatch=batch_size,
         )  # fmt: skip
 
 
@@ -284,15 +284,15 @@ def compare(
 
     The first peer's row has the name itself, those of others end with `/peer`.
     """
-    found: list[list[float]] = [[] for _ in range(1 + len(peers))]
+    samples_us: list[list[float]] = [[] for _ in range(1 + len(peers))]
     for number in range(rounds + 1):
-        for work, kept in zip((ours, *peers.values()), found, strict=True):
-            took = microseconds(work, times)
-            kept += [took] if number else []
-    for number, (peer, theirs) in enumerate(zip(peers, found[1:], strict=True)):
+        for work, durations_us in zip((ours, *peers.values()), samples_us, strict=True):
+            duration_us = microseconds(work, times)
+            durations_us += [duration_us] if number else []
+    for number, (peer, peer_samples_us) in enumerate(zip(peers, samples_us[1:], strict=True)):
         row = f"{name}/{peer.split()[0]}" if number else name
         emit_pairs(
-            "replay", row, "us", found[0], theirs, smaller_is_better=True, digits=2,
+            "replay", row, "us", samples_us[0], peer_samples_us, smaller_is_better=True, digits=2,
             peer_name=peer,
         )  # fmt: skip
 

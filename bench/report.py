@@ -74,9 +74,9 @@ def _replace_row(path: Path, row: Mapping[str, Any]) -> None:
     newest row once; rows of others say their own."""
     rows = rows_of(path) | {row["name"]: dict(row)}
     head = {key: row[key] for key in _HEAD}
-    said = head.items()
+    shared = head.items()
     short = [
-        {key: value for key, value in rows[name].items() if (key, value) not in said}
+        {key: value for key, value in rows[name].items() if (key, value) not in shared}
         for name in sorted(rows)
     ]
     write_results(path, {**read_results(path), **head, "rows": short})
@@ -138,7 +138,7 @@ def emit_pairs(
         value=round(statistics.median(ours), digits),
         unit=unit,
         peer=round(statistics.median(peers), digits),
-        ratio=statistics.median(one / other for one, other in pairs),
+        ratio=statistics.median(numerator / denominator for numerator, denominator in pairs),
         **{
             "repeats": len(ours),
             "spread": [round(min(ours), digits), round(max(ours), digits)],
@@ -160,8 +160,8 @@ def machine(memory: bool = True) -> str:
     mem_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     gpus = [
         line.split(":", 1)[1].strip()
-        for about in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-        for line in about.read_text().splitlines()
+        for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+        for line in path.read_text().splitlines()
         if line.startswith("Model:")
     ]
     cores = len(os.sched_getaffinity(0))
@@ -181,13 +181,13 @@ def commit() -> str:
 
     def git(*arguments: str) -> str:
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 ["git", *arguments], cwd=HERE, capture_output=True, text=True, check=False,
                 timeout=30,
             )  # fmt: skip
         except FileNotFoundError:
             return ""
-        return done.stdout.strip()
+        return completed.stdout.strip()
 
     head = git("rev-parse", "--short=12", "HEAD")
     if not head:

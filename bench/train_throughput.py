@@ -94,44 +94,44 @@ class Contestant:
 def contestants(options: argparse.Namespace) -> list[Contestant]:
     """Everything that can run here; what cannot is named on standard error and left out."""
     timeout = timedelta(minutes=options.timeout_minutes)
-    here: list[tuple[str, str, str]] = []
+    peers: list[tuple[str, str, str]] = []
     for name in options.peers:
         script, vecs = PEERS[name]
         for vec in vecs:
             problem = importable(options.python, script, vec)
             if problem is None:
-                here.append((name, script, vec))
+                peers.append((name, script, vec))
             else:
                 say(f"skipped {name}/{vec}: {options.python} says: {problem}")
     cores = len(os.sched_getaffinity(0))
-    found = []
+    entries = []
     for task in options.tasks:
         job = replace(TASKS[task], threads=options.peer_threads)
         if options.steps is not None:
             job = replace(job, steps=options.steps)
-        mine = {} if job.method == "ppo" else {"name": job.method}
-        entries: list[tuple[str, str, Callable[[], Job]]] = [
+        algorithm = {} if job.method == "ppo" else {"name": job.method}
+        variants: list[tuple[str, str, Callable[[], Job]]] = [
             (
                 "ours", way,
-                lambda job=job, gmis=gmis, mine=mine: run_ours(job, timeout, gmis, algorithm=mine),
+                lambda job=job, gmis=gmis, x=algorithm: run_ours(job, timeout, gmis, algorithm=x),
             )
             for way, gmis in ((ONE_GMI, 1), (GMI_A_CORE, cores))
         ]  # fmt: skip
         if task in PHYSICS_HORIZON:
             bare = replace(job, n_envs=64, horizon=PHYSICS_HORIZON[task])
             run = lambda bare=bare: run_peer(sys.executable, "physics.py", bare, timeout)  # noqa: E731
-            entries.append(("physics", "", run))
+            variants.append(("physics", "", run))
             run = lambda job=job: run_peer(sys.executable, "products.py", job, timeout)  # noqa: E731
-            entries.append(("products", "", run))
-        for name, script, vec in here:
+            variants.append(("products", "", run))
+        for name, script, vec in peers:
             if job.method != "ppo" and name == "rl_games":
                 continue  # it has no A2C, and its PPO takes no single step
             settings = replace(job, vec=vec)
-            entries.append(
+            variants.append(
                 (name, vec, lambda s=script, x=settings: run_peer(options.python, s, x, timeout))
             )
-        found += [Contestant(task, system, vec, run, []) for system, vec, run in entries]
-    return found
+        entries += [Contestant(task, system, vec, run, []) for system, vec, run in variants]
+    return entries
 
 
 def measure(entries: list[Contestant], rounds: int) -> list[str]:
@@ -177,16 +177,16 @@ def speeds(entry: Contestant) -> list[float]:
 
 def rows(task: str, entries: list[Contestant]) -> list[dict[str, Any]]:
     """The task's rows, ready to be reported."""
-    mine = [entry for entry in entries if entry.task == task]
-    ours = [entry for entry in mine if entry.system == "ours"]
+    task_entries = [entry for entry in entries if entry.task == task]
+    ours = [entry for entry in task_entries if entry.system == "ours"]
     if not ours:
         return []
     winner = best(ours)
-    made = []
+    results = []
 
     def against(name: str, rivals: list[Contestant]) -> None:
         rival = best(rivals)
-        made.append(
+        results.append(
             {
                 "name": f"{task}/{name}",
                 "samples": speeds(winner),
@@ -203,32 +203,34 @@ def rows(task: str, entries: list[Contestant]) -> list[dict[str, Any]]:
             }
         )
 
-    peers = [entry for entry in mine if entry.system in PEERS]
+    peers = [entry for entry in task_entries if entry.system in PEERS]
     for name in PEERS:
         rivals = [entry for entry in peers if entry.system == name]
         if rivals:
             against(name, rivals)
     if peers:
         against("best_peer", peers)
-    by_system = {entry.system: entry for entry in mine if entry.system in ("physics", "products")}
+    by_system = {
+        entry.system: entry for entry in task_entries if entry.system in ("physics", "products")
+    }
     if physics := by_system.get("physics"):
-        made += _physics_row(task, winner, physics)
+        results += _physics_row(task, winner, physics)
         if products := by_system.get("products"):
-            made.append(_floor_row(task, winner, physics, products))
-    for one, other in zip(ours, reversed(ours), strict=True):
-        if one is not other:
-            made.append(
+            results.append(_floor_row(task, winner, physics, products))
+    for entry, rival in zip(ours, reversed(ours), strict=True):
+        if entry is not rival:
+            results.append(
                 {
-                    "name": f"{task}/{one.variant}",
-                    "samples": speeds(one),
-                    "peer_samples": speeds(other),
-                    **paired(speeds(one), speeds(other)),
-                    "wins": one is winner,
-                    "cpu_s_per_1000_steps": one.cpu_s,
-                    "peer_cpu_s_per_1000_steps": other.cpu_s,
+                    "name": f"{task}/{entry.variant}",
+                    "samples": speeds(entry),
+                    "peer_samples": speeds(rival),
+                    **paired(speeds(entry), speeds(rival)),
+                    "wins": entry is winner,
+                    "cpu_s_per_1000_steps": entry.cpu_s,
+                    "peer_cpu_s_per_1000_steps": rival.cpu_s,
                 }
             )
-    return made
+    return results
 
 
 def _physics_row(task: str, ours: Contestant, physics: Contestant) -> list[dict[str, Any]]:
@@ -256,8 +258,8 @@ def _floor_row(
 ) -> dict[str, Any]:
     """Our whole job over one that does nothing but physics and, after it, the products."""
     floor = [
-        1 / (1 / one + 1 / other)
-        for one, other in zip(speeds(physics), speeds(products), strict=True)
+        1 / (1 / physics_rate + 1 / products_rate)
+        for physics_rate, products_rate in zip(speeds(physics), speeds(products), strict=True)
     ]
 
     def us(rates: list[float]) -> float:
@@ -286,23 +288,23 @@ def _floor_row(
 def report(row: dict[str, Any], dry: bool) -> None:
     """One row as a JSON line; a dry one is not kept."""
     row = dict(row)
-    ours, theirs = row.pop("samples"), row.pop("peer_samples")
-    made = {
+    samples, peer_samples = row.pop("samples"), row.pop("peer_samples")
+    fields = {
         "bench": "train_throughput",
         "name": row.pop("name"),
-        "value": round(statistics.median(ours), 1),
+        "value": round(statistics.median(samples), 1),
         "unit": "steps/s",
-        "peer": round(statistics.median(theirs), 1),
+        "peer": round(statistics.median(peer_samples), 1),
         "ratio": row.pop("ratio"),
-        "repeats": len(ours),
-        "spread": [round(min(ours), 1), round(max(ours), 1)],
-        "peer_spread": [round(min(theirs), 1), round(max(theirs), 1)],
+        "repeats": len(samples),
+        "spread": [round(min(samples), 1), round(max(samples), 1)],
+        "peer_spread": [round(min(peer_samples), 1), round(max(peer_samples), 1)],
         **row,
     }
     if dry:
-        print(json.dumps(made | {"dry": True}), flush=True)
+        print(json.dumps(fields | {"dry": True}), flush=True)
     else:
-        emit(**made)
+        emit(**fields)
 
 
 def print_table(table: list[dict[str, Any]]) -> None:
@@ -312,10 +314,10 @@ def print_table(table: list[dict[str, Any]]) -> None:
         "    CPU s per 1,000 steps: ours, peer"
     )
     for row in table:
-        ours, theirs = (statistics.median(row[key]) for key in ("samples", "peer_samples"))
+        ours, peer = (statistics.median(row[key]) for key in ("samples", "peer_samples"))
         low, high = row["ratio_spread"]
         say(
-            f"{row['name']:<34}{ours:>9,.0f}{theirs:>9,.0f}  {row['ratio']:.2f} ({low:.2f}, "
+            f"{row['name']:<34}{ours:>9,.0f}{peer:>9,.0f}  {row['ratio']:.2f} ({low:.2f}, "
             f"{high:.2f})    {row['cpu_s_per_1000_steps']}, {row['peer_cpu_s_per_1000_steps']}"
             f"    {row.get('peer_system', '')}"
         )

@@ -77,15 +77,15 @@ class Bordered(Made):
 
 def generate(seed: int, cap: float) -> Bordered:
     """The machine of a seed, asked for at most `cap` times its border in environments of all."""
-    its = random.Random(f"border/{seed}")
-    border = 2 ** its.uniform(10.0, 14.0)
+    rng = random.Random(f"border/{seed}")
+    border = 2 ** rng.uniform(10.0, 14.0)
     return Bordered(
         kind="border",
         space=_space(cap * border),
-        noise=its.uniform(0.005, 0.03),
+        noise=rng.uniform(0.005, 0.03),
         border=border,
-        work_s=10 ** its.uniform(-6.2, -4.7),
-        contention=its.uniform(0.1, 0.5),
+        work_s=10 ** rng.uniform(-6.2, -4.7),
+        contention=rng.uniform(0.1, 0.5),
         random=random.Random(f"border/{seed}/{cap}/noise"),
     )
 
@@ -114,35 +114,35 @@ def players(seed: int, cap: float) -> tuple[Bordered, dict[str, Played]]:
     """All on the same machine, each with the same stream of noise."""
     machine = generate(seed, cap)
     ours = play(machine, default(machine.space, SECONDS))
-    slow = exhaustive(generate(seed, cap), ours.seconds * machine.space.size * SECONDS)
+    exhaustive_result = exhaustive(generate(seed, cap), ours.seconds * machine.space.size * SECONDS)
     look_s = max(SECONDS, SECONDS * ours.seconds / ours.profiles)
-    theirs = play(generate(seed, cap), paper(space_of_paper(machine.space), look_s))
-    return machine, {"default": ours, "exhaustive": slow, "paper": theirs}
+    paper_result = play(generate(seed, cap), paper(space_of_paper(machine.space), look_s))
+    return machine, {"default": ours, "exhaustive": exhaustive_result, "paper": paper_result}
 
 
 def row_of(side: str, seeds: Sequence[int]) -> dict[str, Any]:
     """The row of a side of the border."""
     chosen: dict[str, list[bool]] = {"default": [], "exhaustive": [], "paper": []}
-    played, at, shares = [], {}, []
+    played, right_at, shares = [], {}, []
     for cap in CAPS[side]:
-        every = [players(seed, cap) for seed in seeds]
-        for name, its in chosen.items():
-            its += [right(machine, found[name]) for machine, found in every]
-        at[f"{cap:g}"] = statistics.fmean(chosen["default"][-len(every) :])
-        played += [found["default"] for _, found in every]
+        pairs = [players(seed, cap) for seed in seeds]
+        for name, choices in chosen.items():
+            choices += [right(machine, results[name]) for machine, results in pairs]
+        right_at[f"{cap:g}"] = statistics.fmean(chosen["default"][-len(pairs) :])
+        played += [results["default"] for _, results in pairs]
         shares += [
-            found["default"].profiles / max(0.25, 8 / machine.space.size)
-            for machine, found in every
+            results["default"].profiles / max(0.25, 8 / machine.space.size)
+            for machine, results in pairs
         ]
-    value, peer, papers = (statistics.fmean(its) for its in chosen.values())
-    regrets = [one.regret for one in played]
+    value, peer, papers = (statistics.fmean(choices) for choices in chosen.values())
+    regrets = [result.regret for result in played]
     return {
         "name": f"border/{side}", "value": round(value, 4), "unit": "of choices right",
         "peer": round(peer, 4), "ratio": value / peer if peer else None, "repeats": len(played),
-        "spread": (min(at.values()), max(at.values())), "right_at": at,
+        "spread": (min(right_at.values()), max(right_at.values())), "right_at": right_at,
         "paper_right": round(papers, 4), "regret_mean": round(statistics.fmean(regrets), 4),
         "regret_max": round(max(regrets), 4),
-        "profiles_share": round(statistics.fmean(one.profiles for one in played), 4),
+        "profiles_share": round(statistics.fmean(result.profiles for result in played), 4),
         "profiles_over_limit": round(max(shares), 4),
     }  # fmt: skip
 
@@ -158,10 +158,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--machines", type=int, default=200)
     parser.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first")
-    chosen = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     held = []
     for side in CAPS:
-        row = row_of(side, range(chosen.seed, chosen.seed + chosen.machines))
+        row = row_of(side, range(options.seed, options.seed + options.machines))
         emit("selector", **row)
         print(
             f"{side:>6} the border: right {row['value']:.1%} (exhaustive {row['peer']:.1%}, paper "

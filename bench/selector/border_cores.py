@@ -72,11 +72,11 @@ def measure(network: str, options: argparse.Namespace) -> dict[str, Any] | None:
     config = job_of(network, options.most, options.budget)
     say(f"{network}: tune")
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
-        found = tune(config, output=Path(folder) / "tuned.yaml", again=True, view="none")
-        findings = record.read(found.record).results()
-    assert found.chosen.winner is not None  # else it raises
+        result = tune(config, output=Path(folder) / "tuned.yaml", again=True, view="none")
+        findings = record.read(result.record).results()
+    assert result.chosen.winner is not None  # else it raises
     best = best_of(findings.all)
-    chosen, other = found.chosen.winner, best.get(3 - found.chosen.winner.row.gmi_per_gpu)
+    chosen, other = result.chosen.winner, best.get(3 - result.chosen.winner.row.gmi_per_gpu)
     if other is None:
         say(f"{network}: the budget held no measurement of the other number of GMIs")
         return None
@@ -86,17 +86,19 @@ def measure(network: str, options: argparse.Namespace) -> dict[str, Any] | None:
     if not rates[chosen]:
         say(f"{network}: not one round was ended by both; give it more --minutes")
         return None
-    own = next(finding for finding in findings.all if finding.candidate == chosen)
-    return row_of(network, rates, own, other)
+    chosen_finding = next(finding for finding in findings.all if finding.candidate == chosen)
+    return row_of(network, rates, chosen_finding, other)
 
 
 def best_of(findings: Sequence[CandidateResult]) -> dict[int, CandidateResult]:
     """The fastest of each number of GMIs."""
-    found: dict[int, CandidateResult] = {}
-    for one in findings:
-        g = one.candidate.row.gmi_per_gpu
-        found[g] = max(found.get(g, one), one, key=lambda its: its.measured.steps_per_s)
-    return found
+    fastest: dict[int, CandidateResult] = {}
+    for finding in findings:
+        g = finding.candidate.row.gmi_per_gpu
+        fastest[g] = max(
+            fastest.get(g, finding), finding, key=lambda result: result.measured.steps_per_s
+        )
+    return fastest
 
 
 def row_of(
@@ -107,13 +109,13 @@ def row_of(
     def setting(candidate: Candidate) -> dict[str, int]:
         return {"gmi_per_gpu": candidate.row.gmi_per_gpu, "num_env": candidate.num_env}
 
-    ours, theirs = rates[own.candidate], rates[other.candidate]
-    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    chosen_rates, other_rates = rates[own.candidate], rates[other.candidate]
+    ratios = sorted(a / b for a, b in zip(chosen_rates, other_rates, strict=True))
     return {
-        "name": f"border/cores-{network}", "value": round(statistics.median(ours), 1),
-        "unit": "steps/s", "peer": round(statistics.median(theirs), 1),
-        "ratio": statistics.median(ratios), "repeats": len(ours),
-        "spread": (round(min(ours), 1), round(max(ours), 1)),
+        "name": f"border/cores-{network}", "value": round(statistics.median(chosen_rates), 1),
+        "unit": "steps/s", "peer": round(statistics.median(other_rates), 1),
+        "ratio": statistics.median(ratios), "repeats": len(chosen_rates),
+        "spread": (round(min(chosen_rates), 1), round(max(chosen_rates), 1)),
         "ratio_spread": [round(ratios[0], 4), round(ratios[-1], 4)],
         "network": NETWORKS[network], "chosen": setting(own.candidate),
         "other": setting(other.candidate), "phases": dict(own.measured.phases),

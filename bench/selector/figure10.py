@@ -66,58 +66,60 @@ def findings(points: Sequence[Mapping[str, Any]]) -> TuneResults:
     """Returns what grid.py wrote, as the report has it."""
     names = {field.name for field in fields(Measured)}
     profiles = []
-    for its in points:
-        one = Candidate(DeviceSplit(its["gmi_per_gpu"], "cpu"), its["num_env"], 0, 0)
-        if "reason" in its:
-            answer: Measured | Failed = Failed(its["reason"], its["text"])
+    for entry in points:
+        candidate = Candidate(DeviceSplit(entry["gmi_per_gpu"], "cpu"), entry["num_env"], 0, 0)
+        if "reason" in entry:
+            answer: Measured | Failed = Failed(entry["reason"], entry["text"])
         else:
-            known = {name: its[name] for name in names if name in its}
+            known = {name: entry[name] for name in names if name in entry}
             answer = Measured(**{"device_bytes": None, **known})
-        profiles.append((Ask(one, 0.0), answer))
+        profiles.append((Ask(candidate, 0.0), answer))
     return results_of(profiles)
 
 
-def stop(its: Sequence[CandidateResult]) -> CandidateResult | None:
+def stop(results: Sequence[CandidateResult]) -> CandidateResult | None:
     """Finds where Algorithm 2 ends a row; None if it goes to its end."""
-    powers = [f for f in its if f.candidate.num_env & (f.candidate.num_env - 1) == 0]
+    powers = [f for f in results if f.candidate.num_env & (f.candidate.num_env - 1) == 0]
     for before, after in itertools.pairwise(powers):
         if sat(before.measured, after.measured) < ALPHA:
             return after
     return None
 
 
-def draw(found: Mapping[str, TuneResults], folder: Path, where: str) -> list[Path]:
+def draw(results_by_task: Mapping[str, TuneResults], folder: Path, where: str) -> list[Path]:
     """A column a task: throughput above, memory below."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    figure = Figure(figsize=(1.6 + 4.4 * len(found), 6.6), layout="constrained")
-    axes = figure.subplots(2, len(found), squeeze=False, sharex="col", height_ratios=[3, 2])
-    for place, (task, its) in enumerate(found.items()):
-        top, low = axes[:, place]
-        pens = pens_of(its)
-        for row, line in its.rows.items():
+    figure = Figure(figsize=(1.6 + 4.4 * len(results_by_task), 6.6), layout="constrained")
+    axes = figure.subplots(
+        2, len(results_by_task), squeeze=False, sharex="col", height_ratios=[3, 2]
+    )
+    for column, (task, results) in enumerate(results_by_task.items()):
+        top, low = axes[:, column]
+        pens = pens_of(results)
+        for row, line in results.rows.items():
             pen, num_envs = pens[row], [f.candidate.num_env for f in line]
             style = {"color": pen.colour, "marker": pen.marker, "markersize": 5}
             rates = [f.measured.steps_per_s for f in line]
             errors = [f.measured.steps_per_s * f.measured.error for f in line]
             top.errorbar(num_envs, rates, yerr=errors, capsize=2.5, label=pen.label, **style)
             low.plot(num_envs, [f.gib for f in line], **style)
-            for marked, marker, size in ((its.knee(row), "o", 12), (stop(line), "|", 22)):
+            for marked, marker, size in ((results.knee(row), "o", 12), (stop(line), "|", 22)):
                 if marked is not None:
                     top.plot(
                         [marked.candidate.num_env], [marked.measured.steps_per_s], marker,
                         markersize=size, markerfacecolor="none", markeredgecolor=INK, zorder=4,
                     )  # fmt: skip
-        num_envs = sorted({f.candidate.num_env for f in its.all})
+        num_envs = sorted({f.candidate.num_env for f in results.all})
         ticks = [n for n in num_envs if n & (n - 1) == 0] or num_envs[:1]
         low.set_xscale("log", base=2)
         low.set_xticks(ticks, labels=[f"{tick:,}" for tick in ticks])
         low.minorticks_off()
         low.set_xlabel("num_env of each GMI")
         top.set_ylim(0, None)
-        low.set_ylim(0, 1.15 * max(f.gib for f in its.all))
+        low.set_ylim(0, 1.15 * max(f.gib for f in results.all))
         top.yaxis.set_major_formatter(EngFormatter(sep=" "))
         top.set_title(TASKS[task][0], loc="left", fontweight="bold", color=INK)
         for axis in (top, low):
@@ -133,20 +135,20 @@ def draw(found: Mapping[str, TuneResults], folder: Path, where: str) -> list[Pat
     axes[0, -1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
     figure.text(0.01, -0.02, where, fontsize=8, color=PALE, va="top")
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
+    paths = []
     with matplotlib.rc_context({"svg.hashsalt": "figure10", "svg.fonttype": "none"}):
-        for kind, more in (("png", {"dpi": 130}), ("svg", {"metadata": {"Date": None}})):
+        for kind, options in (("png", {"dpi": 130}), ("svg", {"metadata": {"Date": None}})):
             path = folder / f"figure10.{kind}"
-            figure.savefig(path, bbox_inches="tight", **more)
-            made.append(path)
-    return made
+            figure.savefig(path, bbox_inches="tight", **options)
+            paths.append(path)
+    return paths
 
 
-def row_of(task: str, its: TuneResults, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def row_of(task: str, results: TuneResults, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The row of a task."""
-    best = max(its.all, key=lambda f: f.measured.steps_per_s)
-    line = its.rows[best.candidate.row]
-    knee, first = its.knee(best.candidate.row) or best, line[0]
+    best = max(results.all, key=lambda f: f.measured.steps_per_s)
+    line = results.rows[best.candidate.row]
+    knee, first = results.knee(best.candidate.row) or best, line[0]
     return {
         "name": f"figure10/{task}",
         "value": round(knee.measured.steps_per_s, 1),
@@ -162,8 +164,8 @@ def row_of(task: str, its: TuneResults, points: Sequence[Mapping[str, Any]]) -> 
         "best_at": best.candidate.num_env,
         "algorithm2_stops_at": {
             row.gmi_per_gpu: end.candidate.num_env
-            for row, each in its.rows.items()
-            if (end := stop(each)) is not None
+            for row, row_results in results.rows.items()
+            if (end := stop(row_results)) is not None
         },
         "memory_ratio": round(line[-1].gib / first.gib, 3),
         "backend": "cpu",
@@ -191,35 +193,35 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Read or measure, draw, report; 1 if a task has no points."""
     options = parse()
-    found: dict[str, TuneResults] = {}
+    results_by_task: dict[str, TuneResults] = {}
     rows, machines = [], []
     for task in options.tasks:
         row = None if options.measure else kept(task)
         if row is None and not runtime.is_initialized():
             runtime.init(PRELOAD)
         points = measured(task, options) if row is None else row["grid"]
-        its = findings(points)
-        if not its.all:
+        results = findings(points)
+        if not results.all:
             say(f"{task}: no point could be measured")
             continue
-        found[task] = its
-        more = {} if row is None else {"measured_at": row["commit"], "measured_on": row["date"]}
-        rows.append({**row_of(task, its, points), **more})
+        results_by_task[task] = results
+        origin = {} if row is None else {"measured_at": row["commit"], "measured_on": row["date"]}
+        rows.append({**row_of(task, results, points), **origin})
         machines.append(row["machine"] if row else None)
-    if not found:
+    if not results_by_task:
         return 1
-    for made in rows:
+    for result_row in rows:
         if options.dry:
-            print(json.dumps(made), flush=True)
+            print(json.dumps(result_row), flush=True)
         else:
-            emit("selector", **made)
+            emit("selector", **result_row)
     from report import machine
 
     names = dict.fromkeys(name or machine() for name in machines)
     where = f"Two CPU cores and MuJoCo, not a GPU as in the paper. {'; '.join(names)}."
-    for path in draw(found, options.pictures, where):
+    for path in draw(results_by_task, options.pictures, where):
         say(str(path))
-    return 0 if len(found) == len(options.tasks) else 1
+    return 0 if len(results_by_task) == len(options.tasks) else 1
 
 
 if __name__ == "__main__":

@@ -116,15 +116,15 @@ class Played:
 def play(config: Config, folder: Path) -> Played:
     """`gmi-drl tune` from nothing: it measures anew, and leaves its files in `folder`."""
     began = time.monotonic()
-    found = tune(config, output=folder / "tuned.yaml", again=True, view="none")
-    seconds, recorded = time.monotonic() - began, record.read(found.record)
-    assert found.chosen.winner is not None  # else it raises
+    result = tune(config, output=folder / "tuned.yaml", again=True, view="none")
+    seconds, recorded = time.monotonic() - began, record.read(result.record)
+    assert result.chosen.winner is not None  # else it raises
     return Played(
-        found.chosen.winner,
-        found.chosen.complete,
+        result.chosen.winner,
+        result.chosen.complete,
         len(recorded.profiles),
         seconds,
-        found.pictures,
+        result.pictures,
     )
 
 
@@ -133,7 +133,7 @@ class Stage:
 
     def __init__(self, task: str, profiler: Profiler, space: Space, minutes: float) -> None:
         self._task, self._profiler = task, profiler
-        self._rows = [its[0].row for its in space.rows]
+        self._rows = [candidates[0].row for candidates in space.rows]
         self._deadline = time.monotonic() + 60 * minutes
 
     def text(self, candidate: Candidate) -> str:
@@ -144,23 +144,25 @@ class Stage:
             say(f"{self._task}: out of time")
             return None
         answer = self._profiler(ask)
-        told = f"failed ({answer.reason}): {answer.text}" if isinstance(answer, Failed) else ""
+        outcome = f"failed ({answer.reason}): {answer.text}" if isinstance(answer, Failed) else ""
         if isinstance(answer, Measured):
-            told = f"{answer.steps_per_s:>9,.0f} steps/s ± {100 * answer.error:.1f} %"
-        say(f"  {self._task:<9} {self.text(ask.candidate):<22} {told}")
+            outcome = f"{answer.steps_per_s:>9,.0f} steps/s ± {100 * answer.error:.1f} %"
+        say(f"  {self._task:<9} {self.text(ask.candidate):<22} {outcome}")
         return answer
 
 
 def whole(space: Space, seconds: float, stage: Stage) -> dict[Candidate, Measured | Failed]:
     """The grid: every candidate once, the rows in turn."""
-    found: dict[Candidate, Measured | Failed] = {}
+    answers: dict[Candidate, Measured | Failed] = {}
     longest = max(map(len, space.rows))
-    for candidate in (its[at] for at in range(longest) for its in space.rows if at < len(its)):
+    for candidate in (
+        row[index] for index in range(longest) for row in space.rows if index < len(row)
+    ):
         answer = stage(Ask(candidate, seconds))
         if answer is None:
             break
-        found[candidate] = answer
-    return found
+        answers[candidate] = answer
+    return answers
 
 
 def confirm(candidates: Sequence[Candidate], seconds: float, rounds: int, stage: Stage) -> Rates:
@@ -192,16 +194,23 @@ def measure(task: str, options: argparse.Namespace) -> dict[str, Any] | None:
         say(f"{task}: {error}")
         return None
     ran = {c: a for c, a in grid.items() if isinstance(a, Measured)}
-    tops = sorted(ran, key=lambda c: ran[c].steps_per_s, reverse=True)[:TOPS]
+    fastest = sorted(ran, key=lambda c: ran[c].steps_per_s, reverse=True)[:TOPS]
     plain = plain_of(space)
-    entries = list(dict.fromkeys([*(its.winner for its in played.values()), *tops, plain]))
+    entries = list(
+        dict.fromkeys(
+            [*(search_result.winner for search_result in played.values()), *fastest, plain]
+        )
+    )
     say(f"{task}: {' / '.join(map(stage.text, entries))}: again, in turn")
     rates = confirm(entries, options.confirm_seconds, options.rounds, stage)
-    if not tops or not all(rates.values()):
+    if not fastest or not all(rates.values()):
         say(f"{task}: not one round was ended by all; give it more --minutes")
         return None
-    best = max(tops, key=lambda c: statistics.median(rates[c]))
-    its = {name: told(one, rates, best, plain, stage) for name, one in played.items()}
+    best = max(fastest, key=lambda c: statistics.median(rates[c]))
+    comparisons = {
+        name: told(search_result, rates, best, plain, stage)
+        for name, search_result in played.items()
+    }
     ours = rates[played["default"].winner]
     return {
         "name": f"real/{task}",
@@ -210,14 +219,16 @@ def measure(task: str, options: argparse.Namespace) -> dict[str, Any] | None:
         "peer": round(statistics.median(rates[best]), 1),
         "repeats": len(ours),
         "spread": [round(min(ours), 1), round(max(ours), 1)],
-        **its.pop("default"),
+        **comparisons.pop("default"),
         "best": stage.text(best),
         "grid_profiles": len(grid),
         "grid_complete": len(grid) == space.size,
         "seconds_grid": round(grid_s, 1),
         "plain_start": stage.text(plain),
-        "confirmed": {stage.text(c): [round(rate, 1) for rate in its] for c, its in rates.items()},
-        **its,
+        "confirmed": {
+            stage.text(c): [round(rate, 1) for rate in values] for c, values in rates.items()
+        },
+        **comparisons,
         "held": held,
         "grid": [point(candidate, answer) for candidate, answer in grid.items()],
     }
@@ -229,22 +240,22 @@ def tuned(
     """`tune` with a search; the pictures of `default` are kept where the options say."""
     say(f"{task}: tune, algorithm {search}")
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
-        its = play(job_of(task, search, limits, options.budget), Path(folder))
+        result = play(job_of(task, search, limits, options.budget), Path(folder))
         if options.pictures is not None and search == "default":
             (options.pictures / task).mkdir(parents=True, exist_ok=True)
-            for path in its.pictures:
+            for path in result.pictures:
                 say(f"  {shutil.copy(path, options.pictures / task)}")
-    say(f"  {stage.text(its.winner)}: {its.profiles} profiles, {its.seconds:.0f} s")
-    return its
+    say(f"  {stage.text(result.winner)}: {result.profiles} profiles, {result.seconds:.0f} s")
+    return result
 
 
 def told(
-    its: Played, rates: Rates, best: Candidate, plain: Candidate, stage: Stage
+    result: Played, rates: Rates, best: Candidate, plain: Candidate, stage: Stage
 ) -> dict[str, Any]:
     """Compares what a search chose with the best and the plain start of the same rounds."""
 
     def against(other: Candidate) -> list[float]:
-        return [a / b for a, b in zip(rates[its.winner], rates[other], strict=True)]
+        return [a / b for a, b in zip(rates[result.winner], rates[other], strict=True)]
 
     ratios = against(best)
     ratio = statistics.median(ratios)
@@ -252,24 +263,24 @@ def told(
         "ratio": round(ratio, 4),
         "ratio_spread": [round(min(ratios), 4), round(max(ratios), 4)],
         "regret": round(1 - ratio, 4),
-        "chosen": stage.text(its.winner),
-        "profiles": its.profiles,
-        "seconds_tune": round(its.seconds, 1),
+        "chosen": stage.text(result.winner),
+        "profiles": result.profiles,
+        "seconds_tune": round(result.seconds, 1),
         "gain_over_default": round(statistics.median(against(plain)), 3),
-        "complete": its.complete,
+        "complete": result.complete,
     }
 
 
 def plain_of(space: Space) -> Candidate:
     """Finds what a plain user runs, one GMI with PLAIN environments, or what lies nearest to it."""
-    every = [candidate for its in space.rows for candidate in its]
-    return min(every, key=lambda c: (c.row.gmi_per_gpu, abs(c.num_env - PLAIN)))
+    candidates = [candidate for row in space.rows for candidate in row]
+    return min(candidates, key=lambda c: (c.row.gmi_per_gpu, abs(c.num_env - PLAIN)))
 
 
 def point(candidate: Candidate, answer: Measured | Failed) -> dict[str, Any]:
     """One point of the grid."""
-    its = {"gmi_per_gpu": candidate.row.gmi_per_gpu, "num_env": candidate.num_env}
-    return its | {k: v for k, v in asdict(answer).items() if v is not None}
+    fields = {"gmi_per_gpu": candidate.row.gmi_per_gpu, "num_env": candidate.num_env}
+    return fields | {k: v for k, v in asdict(answer).items() if v is not None}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> None:
@@ -278,14 +289,14 @@ def table(rows: Sequence[dict[str, Any]]) -> None:
     say(f"{head}{'seconds':>14}{'over plain':>12}")
     for row in rows:
         for name in ("default", "paper"):
-            its = row if name == "default" else row.get(name)
-            if its:
+            result = row if name == "default" else row.get(name)
+            if result:
                 say(
-                    f"{row['name'] if its is row else '  ' + name:<16}{its['chosen']:<24}"
-                    f"{row['best']:<24}{its['ratio']:>7.3f}"
-                    f"{its['profiles']:>5} of {row['grid_profiles']:<4}"
-                    f"{its['seconds_tune']:>6.0f} of {row['seconds_grid']:<5.0f}"
-                    f"{its['gain_over_default']:>11.2f}x"
+                    f"{row['name'] if result is row else '  ' + name:<16}{result['chosen']:<24}"
+                    f"{row['best']:<24}{result['ratio']:>7.3f}"
+                    f"{result['profiles']:>5} of {row['grid_profiles']:<4}"
+                    f"{result['seconds_tune']:>6.0f} of {row['seconds_grid']:<5.0f}"
+                    f"{result['gain_over_default']:>11.2f}x"
                 )
 
 

@@ -55,8 +55,8 @@ def configs_of(given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         assert isinstance(update, Update), update  # else it asks for too much
         split = DeviceSplit(1, "cpu", grown=grown)
         sizes = (num_env, update.horizon, update.samples, update.changes)
-        its = config_of(config, Candidate(split, *sizes))
-        configs[name] = its.model_dump(mode="json", exclude_unset=True)
+        rule_config = config_of(config, Candidate(split, *sizes))
+        configs[name] = rule_config.model_dump(mode="json", exclude_unset=True)
     grown_config = configs["update, grown"]
     clip = load_config(grown_config).algorithm.clip
     for name, times in CLIPS.items():
@@ -70,14 +70,14 @@ def returns_of(config: Mapping[str, Any], seed: int) -> tuple[float, float]:
     Before the first episode has ended it is the return that is seen first.
     """
     lines = lines_of(changed(config, run={"seed": seed, "log_every": 1}))
-    seen = [
+    returns = [
         (line["steps"], line["return_mean"]) for line in lines if line["return_mean"] is not None
     ]
-    area, before = 0.0, 0
-    for steps, value in seen:
-        area += (steps - before) * value
-        before = steps
-    return area / before, seen[-1][1]
+    area, previous_steps = 0.0, 0
+    for steps, value in returns:
+        area += (steps - previous_steps) * value
+        previous_steps = steps
+    return area / previous_steps, returns[-1][1]
 
 
 def main() -> int:

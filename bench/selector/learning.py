@@ -102,22 +102,22 @@ _UPDATES: Final = 4  # or so many updates
 
 def given_of(task: str, steps: int | None = None) -> Config:
     """Returns the config as a user would write it: an example's, 1 GMI with 16 environments."""
-    its = TASKS[task]
+    settings = TASKS[task]
     gmis, num_env, _ = GRID[GIVEN_SHAPE]
-    words = [
+    overrides = [
         f"env.id={task}", f"env.num_env={num_env}", f"layout.gmi_per_gpu={gmis}",
-        "layout.template=tcg_ex", f"run.total_steps={steps or its.steps}", "run.eval_episodes=0",
-        "run.checkpoint_every=0", "hardware.backend=cpu", "hardware.num_gpus=1",
-        f"hardware.cores={two_cores()}",
+        "layout.template=tcg_ex", f"run.total_steps={steps or settings.steps}",
+        "run.eval_episodes=0", "run.checkpoint_every=0", "hardware.backend=cpu",
+        "hardware.num_gpus=1", f"hardware.cores={two_cores()}",
     ]  # fmt: skip
-    config = load_config(ROOT / "examples" / f"{its.example}.yaml", words)
+    config = load_config(ROOT / "examples" / f"{settings.example}.yaml", overrides)
     return config.model_dump(mode="json", exclude_unset=True)
 
 
 def shape_of(config: Config) -> dict[str, int]:
     """Returns what tuning can change of a config, and the samples of an update."""
-    its = load_config(config)
-    gmis, num_env, algorithm = its.layout.gmi_per_gpu, its.env.num_env, its.algorithm
+    job = load_config(config)
+    gmis, num_env, algorithm = job.layout.gmi_per_gpu, job.env.num_env, job.algorithm
     return {
         "gmi_per_gpu": gmis,
         "num_env": num_env,
@@ -138,14 +138,17 @@ def grid_of(given: Config) -> dict[str, Config]:
             assert isinstance(update, Update), update  # else the grid asks for too much
             split = DeviceSplit(gmis, "cpu", grown=grown)
             sizes = (num_env, update.horizon, update.samples, update.changes)
-            its = config_of(config, Candidate(split, *sizes))
-            configs[way_of(shape)] = its.model_dump(mode="json", exclude_unset=True)
+            candidate_config = config_of(config, Candidate(split, *sizes))
+            configs[way_of(shape)] = candidate_config.model_dump(mode="json", exclude_unset=True)
     return configs
 
 
 def changed(config: Config, **sections: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a config with some keys of some sections changed."""
-    return {**config, **{name: {**config.get(name, {}), **its} for name, its in sections.items()}}
+    return {
+        **config,
+        **{name: {**config.get(name, {}), **changes} for name, changes in sections.items()},
+    }
 
 
 def tuned(task: str, way: str, given: Config, budget_s: float) -> TuneRun:
@@ -153,16 +156,16 @@ def tuned(task: str, way: str, given: Config, budget_s: float) -> TuneRun:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
         output = Path(folder, "tuned.yaml")
-        words = OVERRIDES[way]
+        overrides = OVERRIDES[way]
         result = tune(
-            given, overrides=words, budget=budget_s, output=output, again=True, view="none"
+            given, overrides=overrides, budget=budget_s, output=output, again=True, view="none"
         )
         config, predicted = result.config.model_dump(mode="json"), result.recorded.prediction
     seconds, winner = round(time.monotonic() - began, 1), result.chosen.winner
     assert winner is not None  # else it raises
     chosen = f"{shape_text(winner)}, horizon {winner.horizon}: {result.steps_per_s:,.0f} steps/s"
-    told = None if predicted is None else asdict(predicted)
-    return TuneRun(task, way, config, seconds, chosen, told)
+    prediction = None if predicted is None else asdict(predicted)
+    return TuneRun(task, way, config, seconds, chosen, prediction)
 
 
 def length_of(task: str, way: str, config: Config, given: TrainingRun, factor: float) -> Length:
@@ -217,8 +220,8 @@ class Measurement:
         self.raw, self.options = raw, options
         self.failed: list[str] = []
         self._end = time.monotonic() + 60 * options.minutes
-        self._all = len(missing(raw, options))
-        self._took: list[float] = []  # seconds of the training runs of this measurement
+        self._total = len(missing(raw, options))
+        self._durations_s: list[float] = []  # seconds of the training runs of this measurement
 
     def run(self) -> None:
         """Measures task after task until everything is there or the minutes are over."""
@@ -231,11 +234,11 @@ class Measurement:
     def _task(self, task: str) -> None:
         configs = self._configs(task)
         for seed in range(self.options.seeds):
-            began, taken = time.monotonic(), len(self._took)
+            began, taken = time.monotonic(), len(self._durations_s)
             for way, config in configs.items():
                 if self.raw.run(task, way, seed) is None:
                     self._attempt(f"{task} {way} seed {seed}", self._run, task, way, seed, config)
-            if len(self._took) > taken:
+            if len(self._durations_s) > taken:
                 say(f"{task}: round {seed + 1} took {time.monotonic() - began:.0f} s")
 
     def _configs(self, task: str) -> dict[str, Config]:
@@ -251,15 +254,15 @@ class Measurement:
             configs |= grid_of(given)
         return configs
 
-    def _attempt(self, what: str, measure: Any, *arguments: Any) -> None:
+    def _attempt(self, name: str, measure: Any, *arguments: Any) -> None:
         """Measures one thing; what fails is told, and the others go on."""
         if time.monotonic() > self._end:
             raise OutOfTime
         try:
             measure(*arguments)
         except (GmiDrlError, SystemExit) as error:  # the latter: a run without metrics
-            self.failed.append(what)
-            say(f"{what}: FAILED: {error}")
+            self.failed.append(name)
+            say(f"{name}: FAILED: {error}")
 
     def _tune(self, task: str, way: str, given: Config) -> None:
         tune_run = tuned(task, way, given, self.options.budget)
@@ -272,32 +275,32 @@ class Measurement:
         if way != GIVEN:
             length = self.raw.length(task, way)
             if length is None:
-                first = next((run for run in self.raw.runs if _is_given(run, task)), None)
-                if first is None:
+                given_run = next((run for run in self.raw.runs if _is_given(run, task)), None)
+                if given_run is None:
                     raise SystemExit("the config as given has no run to go by")
-                length = length_of(task, way, config, first, self.options.factor)
+                length = length_of(task, way, config, given_run, self.options.factor)
                 self.raw.add(length)
             total_steps = length.total_steps
         # The returns of a grid's runs are not told, so they end where it is certain that they have
         # reached the target.
         until = None
         if way in GRID:
-            given = [run for run in self.raw.runs if _is_given(run, task)]
-            until = bound_of(given, self.options.seeds)
+            given_runs = [run for run in self.raw.runs if _is_given(run, task)]
+            until = bound_of(given_runs, self.options.seeds)
         run = train(task, way, seed, config, total_steps, until)
         self.raw.add(run)
-        self._took.append(time.monotonic() - began)
-        mean = "no episode" if run.return_end is None else f"return {run.return_end:,.1f}"
+        self._durations_s.append(time.monotonic() - began)
+        outcome = "no episode" if run.return_end is None else f"return {run.return_end:,.1f}"
         ended = ", as early as it may" if run.ended_early else ""
         say(
             f"{task} {way:<8} seed {seed}: {run.seconds:5.1f} s, {run.steps_per_s:>8,.0f} steps/s, "
-            f"{mean}{ended}; {self._rest()}"
+            f"{outcome}{ended}; {self._progress()}"
         )
 
-    def _rest(self) -> str:
-        left = len(missing(self.raw, self.options))
-        about = timedelta(seconds=int(left * statistics.fmean(self._took)))
-        return f"{self._all - left} of {self._all}, about {about} to go"
+    def _progress(self) -> str:
+        remaining = len(missing(self.raw, self.options))
+        duration = timedelta(seconds=int(remaining * statistics.fmean(self._durations_s)))
+        return f"{self._total - remaining} of {self._total}, about {duration} to go"
 
 
 def _is_given(run: TrainingRun, task: str) -> bool:
@@ -309,11 +312,11 @@ def missing(raw: RawFile, options: argparse.Namespace) -> list[tuple[str, str, i
     ways = [way for way in (GIVEN, *TUNED) if way in options.ways]
     if "grid" in options.ways:
         ways += [way_of(shape) for shape in GRID if shape != GIVEN_SHAPE]
-    there = {(run.task, run.way, run.seed) for run in raw.runs}
-    every = [
+    measured = {(run.task, run.way, run.seed) for run in raw.runs}
+    wanted = [
         (task, way, seed) for task in options.tasks for seed in range(options.seeds) for way in ways
     ]
-    return [one for one in every if one not in there]
+    return [key for key in wanted if key not in measured]
 
 
 def tell_missing(raw: RawFile, options: argparse.Namespace) -> bool:
@@ -321,9 +324,9 @@ def tell_missing(raw: RawFile, options: argparse.Namespace) -> bool:
     seeds: dict[tuple[str, str], list[int]] = {}
     for task, way, seed in missing(raw, options):
         seeds.setdefault((task, way), []).append(seed)
-    for (task, way), its in seeds.items():
+    for (task, way), missing_seeds in seeds.items():
         tuning = way in TUNED and raw.tune(task, way) is None
-        say(f"missing: {task} {way}: seeds {its}{', and its tune' if tuning else ''}")
+        say(f"missing: {task} {way}: seeds {missing_seeds}{', and its tune' if tuning else ''}")
     if seeds:
         say(f"call it again to go on: what is done is in {raw.path}")
     return bool(seeds)
@@ -339,16 +342,17 @@ def table(rows: Sequence[Mapping[str, Any]]) -> None:
         if row["name"].endswith("/prediction"):
             say(f"{row['name']:<26}off by {row['value']} log, {row['peer']} by measured noise")
             continue
-        most = "> " if row["censored"] else ""
-        over = row.get("over_given", row["value"])
-        regret, then = row.get("regret"), row.get("return_then")
-        seconds = f"{most}{row['value']:,.1f}" if row["unit"] == "s" else "-"
+        prefix = "> " if row["censored"] else ""
+        ratio = row.get("over_given", row["value"])
+        regret, return_then = row.get("regret"), row.get("return_then")
+        seconds = f"{prefix}{row['value']:,.1f}" if row["unit"] == "s" else "-"
         say(
-            f"{row['name']:<26}{seconds:>10}{f'{most}{over:.2f}':>10}"
+            f"{row['name']:<26}{seconds:>10}{f'{prefix}{ratio:.2f}':>10}"
             f"{row['reached']:>4} of {row['repeats']}"
             f"{'-' if regret is None else f'{regret:.0%}':>9}"
             f"{row.get('steps_per_s', 0):>10,.0f}"
-            f"{'-' if then is None else f'{then:,.1f}':>13}{row.get('seconds_tune', 0):>8,.0f}"
+            f"{'-' if return_then is None else f'{return_then:,.1f}':>13}"
+            f"{row.get('seconds_tune', 0):>8,.0f}"
         )
         if row["name"].endswith("/grid"):
             say(f"    best {row['best']}, rank correlation {row.get('rank_correlation')}")
@@ -385,9 +389,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, unless told not to, and tells; 1 if anything is missing or failed."""
     options = parse(arguments)
-    alike = {"seeds": options.seeds, "factor": options.factor, "budget_s": options.budget,
+    shared = {"seeds": options.seeds, "factor": options.factor, "budget_s": options.budget,
              "steps": options.steps}  # fmt: skip
-    raw = RawFile(options.raw, None if options.rows_only else alike)
+    raw = RawFile(options.raw, None if options.rows_only else shared)
     options.seeds = raw.options["seeds"]
     failed: list[str] = []
     if not options.rows_only and missing(raw, options):

@@ -29,14 +29,14 @@ def draw(raw: RawFile, tasks: Sequence[str], folder: Path, where: str) -> list[P
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    shown = {task: its for task in tasks if (its := _curves(raw, task))}
-    if not shown:
+    ways_of_task = {task: curves for task in tasks if (curves := _curves(raw, task))}
+    if not ways_of_task:
         return []
-    columns = min(_COLUMNS, len(shown))
-    lines = -(-len(shown) // columns)
+    columns = min(_COLUMNS, len(ways_of_task))
+    lines = -(-len(ways_of_task) // columns)
     figure = Figure(figsize=(1.0 + 4.0 * columns, 0.8 + 3.2 * lines), layout="constrained")
     panels = figure.subplots(lines, columns, squeeze=False).flatten()
-    for panel, (task, ways) in zip(panels, shown.items(), strict=False):
+    for panel, (task, ways) in zip(panels, ways_of_task.items(), strict=False):
         titled(panel, task)
         for way, curves in ways.items():
             label, colour = _WAYS[way]
@@ -48,28 +48,28 @@ def draw(raw: RawFile, tasks: Sequence[str], folder: Path, where: str) -> list[P
             panel.axhline(target, color=PALE, linewidth=0.9, linestyle=":")
         panel.grid(alpha=0.25)
         panel.set_xlim(0, None)
-    for panel in panels[len(shown) :]:
+    for panel in panels[len(ways_of_task) :]:
         panel.set_visible(False)
-    for panel in panels[max(0, len(shown) - columns) : len(shown)]:
+    for panel in panels[max(0, len(ways_of_task) - columns) : len(ways_of_task)]:
         panel.set_xlabel("seconds of training", color=INK)
     for panel in panels[::columns]:
         panel.set_ylabel("return (last 100 episodes)", color=INK)
-    drawn = dict.fromkeys(way for ways in shown.values() for way in ways)
-    handles = [Line2D([], [], color=_WAYS[way][1]) for way in drawn]
-    names = [_WAYS[way][0] for way in drawn]
+    ways_drawn = dict.fromkeys(way for ways in ways_of_task.values() for way in ways)
+    handles = [Line2D([], [], color=_WAYS[way][1]) for way in ways_drawn]
+    names = [_WAYS[way][0] for way in ways_drawn]
     figure.legend(handles, names, loc="outside upper center", ncols=len(names), frameon=False)
     figure.text(0.01, -0.01, where, fontsize=8, color=PALE, va="top")
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
+    paths = []
     with matplotlib.rc_context({"svg.hashsalt": NAME, "svg.fonttype": "none"}):
-        for kind, more in (("png", {"dpi": 130}), ("svg", {"metadata": {"Date": None}})):
+        for kind, options in (("png", {"dpi": 130}), ("svg", {"metadata": {"Date": None}})):
             path = folder / f"{NAME}.{kind}"
             # A picture that cannot be written whole leaves the old one as it was.
             part = path.with_suffix(f".part.{kind}")
-            figure.savefig(part, bbox_inches="tight", format=kind, **more)
+            figure.savefig(part, bbox_inches="tight", format=kind, **options)
             os.replace(part, path)
-            made.append(path)
-    return made
+            paths.append(path)
+    return paths
 
 
 def _runs(raw: RawFile, task: str, way: str) -> list[TrainingRun]:
@@ -82,5 +82,5 @@ def _curves(raw: RawFile, task: str) -> dict[str, list[list[list[float]]]]:
         way: [[[at_s, mean] for at_s, _, mean in run.points] for run in _runs(raw, task, way)]
         for way in _WAYS
     }
-    told = {way: [curve for curve in curves if curve] for way, curves in ways.items()}
-    return {way: curves for way, curves in told.items() if curves}
+    nonempty = {way: [curve for curve in curves if curve] for way, curves in ways.items()}
+    return {way: curves for way, curves in nonempty.items() if curves}

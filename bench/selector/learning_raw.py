@@ -81,33 +81,35 @@ class RawFile:
         self.path = path
         self.lines: list[Line] = []
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text and options is not None:  # else nothing is added to it
-            os.truncate(path, len(whole.encode()))
-        first, *lines = [json.loads(line) for line in whole.splitlines()] or [None]
-        if first is None:
+        complete = text[: text.rfind("\n") + 1]
+        if complete != text and options is not None:  # else nothing is added to it
+            os.truncate(path, len(complete.encode()))
+        header, *lines = [json.loads(line) for line in complete.splitlines()] or [None]
+        if header is None:
             if options is None:
                 raise SystemExit(
                     f"{path} has no measurements. Measure first: leave out --rows-only."
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
             self._append({"kind": "options", **options})
-        elif options is not None and first != {"kind": "options", **options}:
-            first.pop("kind", None)
+        elif options is not None and header != {"kind": "options", **options}:
+            header.pop("kind", None)
             raise SystemExit(
-                f"{path} was measured with {first}, this would be {dict(options)}, which cannot "
+                f"{path} was measured with {header}, this would be {dict(options)}, which cannot "
                 "be compared. Give the same options, or another --raw."
             )
-        self.options: dict[str, Any] = dict(options if options is not None else first)
+        self.options: dict[str, Any] = dict(options if options is not None else header)
         for line in lines:
-            its = _KINDS[line.pop("kind")]
-            if its is TrainingRun:
+            line_type = _KINDS[line.pop("kind")]
+            if line_type is TrainingRun:
                 line["points"] = tuple(map(tuple, line["points"]))
-            self.lines.append(its(**{field.name: line[field.name] for field in fields(its)}))
+            self.lines.append(
+                line_type(**{field.name: line[field.name] for field in fields(line_type)})
+            )
 
     def add(self, line: Line) -> None:
         """Keeps a line, on disk when this returns."""
-        kind = next(name for name, its in _KINDS.items() if isinstance(line, its))
+        kind = next(name for name, line_type in _KINDS.items() if isinstance(line, line_type))
         self._append({"kind": kind, **asdict(line)})
         self.lines.append(line)
 
@@ -124,12 +126,14 @@ class RawFile:
     def tune(self, task: str, way: str) -> TuneRun | None:
         """Returns what was tuned in this way, if it was."""
         tunes = (line for line in self.lines if isinstance(line, TuneRun))
-        return next((one for one in tunes if (one.task, one.way) == (task, way)), None)
+        return next((tune for tune in tunes if (tune.task, tune.way) == (task, way)), None)
 
     def length(self, task: str, way: str) -> Length | None:
         """Returns how many steps a way trains, if that was measured."""
         lengths = (line for line in self.lines if isinstance(line, Length))
-        return next((one for one in lengths if (one.task, one.way) == (task, way)), None)
+        return next(
+            (length for length in lengths if (length.task, length.way) == (task, way)), None
+        )
 
     def _append(self, line: Mapping[str, Any]) -> None:
         with open(self.path, "a", encoding="utf-8") as file:

@@ -60,7 +60,7 @@ def median_of(times: Sequence[TimeToReturn]) -> TimeToReturn:
     exact = statistics.median(math.inf if one.censored else one.seconds for one in times)
     if math.isfinite(exact):
         return TimeToReturn(exact, False)
-    return TimeToReturn(statistics.median(one.seconds for one in times), True)
+    return TimeToReturn(statistics.median(time.seconds for time in times), True)
 
 
 def target_of(given: Iterable[TrainingRun]) -> float | None:
@@ -138,8 +138,8 @@ def rows_of(raw: RawFile, tasks: Sequence[str]) -> list[dict[str, Any]]:
         for row in task_rows(raw, task):
             rows.append({**row, "machine": measured_on(raw, [task])})
             judged.setdefault(row["name"].partition("/")[2], []).append(row)
-    of, seeds = len(tasks), raw.options["seeds"]
-    medians = [median_row(way, judged[way], of, seeds) for way in TUNED if way in judged]
+    task_count, seeds = len(tasks), raw.options["seeds"]
+    medians = [median_row(way, judged[way], task_count, seeds) for way in TUNED if way in judged]
     return rows + [{**row, "machine": measured_on(raw, tasks)} for row in medians]
 
 
@@ -157,10 +157,10 @@ def task_rows(raw: RawFile, task: str) -> list[dict[str, Any]]:
     target = target_of(runs.get(GIVEN, ()))
     if target is None:
         return []
-    ways = {way: WayResult.of(its, target) for way, its in runs.items()}
+    ways = {way: WayResult.of(way_runs, target) for way, way_runs in runs.items()}
     tune = raw.tune(task, "learning")
-    told = None if tune is None else tune.prediction
-    prediction = None if told is None else replace(Prediction(**told), noise_scale=None)
+    fields = None if tune is None else tune.prediction
+    prediction = None if fields is None else replace(Prediction(**fields), noise_scale=None)
     grid = {shape: ways[way] for shape in GRID if (way := way_of(shape)) in ways}
     best = min(grid, key=lambda shape: (grid[shape].median.censored, grid[shape].median.seconds))
     rows = [
@@ -199,18 +199,18 @@ def way_of(shape: str) -> str:
 def _compared(result: WayResult, given: WayResult) -> dict[str, Any]:
     """Compares a way with the config as given, whose time to its own target is the peer."""
     seconds, peer = result.median, given.median
-    times = [one.seconds for one in result.times]
-    over = seconds.over(peer)
+    times = [time.seconds for time in result.times]
+    ratio = seconds.over(peer)
     return {
         "value": round(seconds.seconds, 2),
         "unit": "s",
         "peer": None if result is given else round(peer.seconds, 2),
-        "ratio": None if result is given else round(1 / over, 4),
+        "ratio": None if result is given else round(1 / ratio, 4),
         "repeats": len(times),
         "spread": [round(min(times), 2), round(max(times), 2)],
         "censored": seconds.censored,
-        "reached": sum(not one.censored for one in result.times),
-        "over_given": round(over, 4),
+        "reached": sum(not time.censored for time in result.times),
+        "over_given": round(ratio, 4),
         "over_given_spread": [round(s / peer.seconds, 4) for s in (min(times), max(times))],
         "over_given_run": round(seconds.seconds / given.seconds, 4),
         "steps_per_s": round(result.steps_per_s, 1),
@@ -235,13 +235,13 @@ def _tuning(raw: RawFile, task: str, way: str, ways: Mapping[str, WayResult]) ->
     if tune is None:
         return {}
     saved = 1 - ways[way].median.over(ways[GIVEN].median)
-    whole_s = {name: steps / ways[GIVEN].steps_per_s for name, steps in _LENGTHS.items()}
+    run_s = {name: steps / ways[GIVEN].steps_per_s for name, steps in _LENGTHS.items()}
     return {
         "chosen": tune.chosen,
         "seconds_tune": round(tune.seconds, 1),
         "tune_over_saved": {
             name: round(tune.seconds / (seconds * saved), 4) if saved > 0 else None
-            for name, seconds in whole_s.items()
+            for name, seconds in run_s.items()
         },
     }
 
@@ -255,17 +255,17 @@ def _predicted(
     """
     results = [*grid.values(), *tuned.values()]
     expected = [_expected(result, prediction) for result in results]
-    seen = [math.inf if one.median.censored else one.median.seconds for one in results]
-    first = expected[0]
+    measured = [math.inf if result.median.censored else result.median.seconds for result in results]
+    reference = expected[0]
     return {
-        "rank_correlation": rank_correlation(expected[: len(grid)], seen[: len(grid)]),
-        "rank_correlation_with_tuned": rank_correlation(expected, seen),
+        "rank_correlation": rank_correlation(expected[: len(grid)], measured[: len(grid)]),
+        "rank_correlation_with_tuned": rank_correlation(expected, measured),
         "points": [
             {
                 "name": name,
                 "seconds": round(result.median.seconds, 2),
                 "censored": result.median.censored,
-                "predicted": round(value / first, 4),  # over that of the first
+                "predicted": round(value / reference, 4),  # over that of the first
                 "steps_per_s": round(result.steps_per_s, 1),
                 **result.runs[0].shape,
             }
@@ -288,7 +288,7 @@ def _errors(ways: Mapping[str, WayResult], prediction: Prediction) -> dict[str, 
     """
     scales = [run.noise_scale for run in ways[GIVEN].runs if run.noise_scale is not None]
     noise_scale = statistics.median(scales) if scales else None
-    measured, own = replace(prediction, noise_scale=noise_scale), prediction.own_samples
+    measured, own_samples = replace(prediction, noise_scale=noise_scale), prediction.own_samples
     error, peer = prediction_error(ways.values(), prediction), None
     if noise_scale is not None:
         peer = prediction_error(ways.values(), measured)
@@ -300,10 +300,13 @@ def _errors(ways: Mapping[str, WayResult], prediction: Prediction) -> dict[str, 
         "repeats": len(ways),
         "spread": None,
         "noise_scale": noise_scale,
-        "own_samples": own,
+        "own_samples": own_samples,
         "constants": {
             str(number): round(
-                prediction_error(ways.values(), replace(prediction, noise_scale=number * own)), 4
+                prediction_error(
+                    ways.values(), replace(prediction, noise_scale=number * own_samples)
+                ),
+                4,
             )
             for number in _CONSTANTS
         },
@@ -316,14 +319,14 @@ def prediction_error(results: Iterable[WayResult], prediction: Prediction) -> fl
     One that is censored is off by what its bound is longer than predicted.
     """
     pairs = [
-        (math.log(one.median.seconds / _expected(one, prediction)), one.median.censored)
-        for one in results
+        (math.log(result.median.seconds / _expected(result, prediction)), result.median.censored)
+        for result in results
     ]
     shared = statistics.fmean(log for log, censored in pairs if not censored)
     for _ in range(_ROUNDS):  # those censored that are beyond their bound count as predicted
         shared = statistics.fmean(max(log, shared) if censored else log for log, censored in pairs)
-    off = [max(log - shared, 0.0) if censored else log - shared for log, censored in pairs]
-    return math.sqrt(statistics.fmean(one * one for one in off))
+    deviations = [max(log - shared, 0.0) if censored else log - shared for log, censored in pairs]
+    return math.sqrt(statistics.fmean(deviation * deviation for deviation in deviations))
 
 
 def median_row(
@@ -334,7 +337,7 @@ def median_row(
     The claim holds only when all `tasks` have a row of all `seeds`.
     """
     overs = [TimeToReturn(row["over_given"], row["censored"]) for row in rows]
-    middle, most = median_of(overs), max(one.seconds for one in overs)
+    middle, longest = median_of(overs), max(time.seconds for time in overs)
     regrets = [row["regret"] for row in rows if "regret" in row]
     regret = round(statistics.median(regrets), 4) if regrets else None
     fields: dict[str, Any] = {
@@ -344,16 +347,16 @@ def median_row(
         "peer": 1.0,
         "ratio": round(1 / middle.seconds, 4),
         "repeats": len(overs),
-        "spread": [round(min(one.seconds for one in overs), 4), round(most, 4)],
+        "spread": [round(min(time.seconds for time in overs), 4), round(longest, 4)],
         "censored": middle.censored,
-        "reached": sum(not one.censored for one in overs),
+        "reached": sum(not time.censored for time in overs),
         "regret": regret,
         "seeds": seeds,
     }
     if way == "learning":
         fast = middle.seconds <= MEDIAN and not middle.censored
-        kept = all(one.seconds <= WORST and not one.censored for one in overs)
+        bounded = all(time.seconds <= WORST and not time.censored for time in overs)
         near = len(regrets) == len(rows) and regret is not None and regret <= REGRET
-        whole = len(rows) == tasks and all(row["repeats"] == seeds for row in rows)
-        fields["holds"] = fast and kept and near and whole
+        complete = len(rows) == tasks and all(row["repeats"] == seeds for row in rows)
+        fields["holds"] = fast and bounded and near and complete
     return fields

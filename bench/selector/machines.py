@@ -71,23 +71,25 @@ class Made(ABC):
 
     def best_of(self, space: Space) -> float:
         """The same of a part of the space. Of those that fill no more than USABLE of the memory."""
-        every = [candidate for row in space.rows for candidate in row]
-        return max(self.truth(one) for one in every if self.memory(one) <= USABLE)
+        candidates = [candidate for row in space.rows for candidate in row]
+        return max(
+            self.truth(candidate) for candidate in candidates if self.memory(candidate) <= USABLE
+        )
 
     def answer(self, ask: Ask) -> Answer:
         """Says what a profile of at most `ask.seconds` does: an honest error, and as much noise."""
-        one = ask.candidate
-        true, memory = self.truth(one), self.memory(one)
+        candidate = ask.candidate
+        true, memory = self.truth(candidate), self.memory(candidate)
         if true == 0.0:
             return Failed("memory", f"{memory:.0%} of the memory")
-        iteration_s = one.samples / true
+        iteration_s = candidate.samples / true
         if iteration_s > ask.seconds:
             return Failed("slow", f"an iteration takes {iteration_s:.1f} s")
         seconds = min(ask.seconds, max(SECONDS * (self.noise / ENOUGH) ** 2, 3 * iteration_s))
         error = self.noise * math.sqrt(SECONDS / seconds)
-        seen = true * math.exp(self.random.gauss(0.0, error))
+        steps_per_s = true * math.exp(self.random.gauss(0.0, error))
         return Measured(
-            steps_per_s=seen,
+            steps_per_s=steps_per_s,
             error=error,
             iterations=max(1, int(seconds / iteration_s)),
             seconds=seconds,
@@ -140,43 +142,43 @@ class Machine(Made):
 
     def memory(self, candidate: Candidate) -> float:
         """The share of the memory that all GMIs of a device take."""
-        each = self.mem_base + self.mem_env * candidate.num_env
-        return candidate.row.gmi_per_gpu * each
+        share = self.mem_base + self.mem_env * candidate.num_env
+        return candidate.row.gmi_per_gpu * share
 
 
 def generate(kind: str, seed: int) -> Machine:
     """The machine of a kind (one of KINDS) and a seed; a quarter have two cores and no GPU."""
-    its = random.Random(f"{kind}/{seed}")
-    shape = its.choice(_NOISY) if kind == "noisy" else kind
+    rng = random.Random(f"{kind}/{seed}")
+    shape = rng.choice(_NOISY) if kind == "noisy" else kind
     small = seed % 4 == 3
-    space = _cores_space() if small else _gpu_space(its)
+    space = _cores_space() if small else _gpu_space(rng)
     top = space.rows[0][-1].num_env
     # Half of the throughput that there is at `half` environments of one GMI.
-    half = top * 2 ** its.uniform(-7.0, -2.5)
-    ceiling = 10 ** its.uniform(4.0, 5.0) if small else 10 ** its.uniform(4.7, 6.2)
-    busy = its.uniform(0.75, 0.98) if shape == "contention" else its.uniform(0.3, 0.9)
-    falls = shape in ("contention", "cliff") or its.random() < 0.5
-    memory = top * 2 ** its.uniform(-5.0, -0.5) if shape == "memory" else top * its.uniform(9, 40)
-    base = its.uniform(0.01, 0.06)
+    half = top * 2 ** rng.uniform(-7.0, -2.5)
+    ceiling = 10 ** rng.uniform(4.0, 5.0) if small else 10 ** rng.uniform(4.7, 6.2)
+    busy = rng.uniform(0.75, 0.98) if shape == "contention" else rng.uniform(0.3, 0.9)
+    falls = shape in ("contention", "cliff") or rng.random() < 0.5
+    memory = top * 2 ** rng.uniform(-5.0, -0.5) if shape == "memory" else top * rng.uniform(9, 40)
+    base = rng.uniform(0.01, 0.06)
     return Machine(
         kind=kind,
         space=space,
-        noise=0.2 if kind == "noisy" else its.uniform(0.005, 0.03),
+        noise=0.2 if kind == "noisy" else rng.uniform(0.005, 0.03),
         fixed_s=half / ceiling,
         per_env_s=busy / ceiling,
-        more_fixed=its.uniform(0.0, 0.3),
+        more_fixed=rng.uniform(0.0, 0.3),
         busy=busy,
-        contention=its.uniform(0.1, 0.6) if shape == "contention" else its.uniform(0.0, 0.05),
-        edge=top * 2 ** its.uniform(-3.0, 0.0) if falls else math.inf,
-        steep=its.uniform(1.0, 3.0),
-        theta=its.random(),
-        cliff=top * 2 ** its.uniform(-5.0, -0.5) if shape == "cliff" else math.inf,
-        drop=its.uniform(0.3, 0.7),
+        contention=rng.uniform(0.1, 0.6) if shape == "contention" else rng.uniform(0.0, 0.05),
+        edge=top * 2 ** rng.uniform(-3.0, 0.0) if falls else math.inf,
+        steep=rng.uniform(1.0, 3.0),
+        theta=rng.random(),
+        cliff=top * 2 ** rng.uniform(-5.0, -0.5) if shape == "cliff" else math.inf,
+        drop=rng.uniform(0.3, 0.7),
         mem_base=base,
         mem_env=(1 - base) / memory,
-        mem_limit=its.uniform(0.9, 1.0),
-        unequal=its.uniform(0.85, 1.12),
-        wave=top * 2 ** its.uniform(-7.0, -3.0) if shape == "staircase" else 0.0,
+        mem_limit=rng.uniform(0.9, 1.0),
+        unequal=rng.uniform(0.85, 1.12),
+        wave=top * 2 ** rng.uniform(-7.0, -3.0) if shape == "staircase" else 0.0,
         random=random.Random(f"{kind}/{seed}/noise"),
     )
 
@@ -186,16 +188,16 @@ def _cores_space() -> Space:
     return Space(tuple(_row(DeviceSplit(g, "cpu"), 4, 4096) for g in (1, 2)))
 
 
-def _gpu_space(its: random.Random) -> Space:
+def _gpu_space(rng: random.Random) -> Space:
     """One GPU: 6 to 16 rows of 19 candidates."""
-    mps = its.random() < 0.8
+    mps = rng.random() < 0.8
     rows = []
     for g in (1, 2, 3, 4, 6, 8):
         main = DeviceSplit(g, "mps" if mps else "green")
         rows.append(main)
-        if mps and g > 1 and its.random() < 0.9:
+        if mps and g > 1 and rng.random() < 0.9:
             rows.append(DeviceSplit(g, "mps", sm_overcommit=2.0))
-    extra = its.choice(("none", "direct", "unequal"))
+    extra = rng.choice(("none", "direct", "unequal"))
     for g in (1, 2, 3, 4, 6, 8):
         if extra == "direct":
             rows.append(DeviceSplit(g, "direct"))

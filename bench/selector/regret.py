@@ -99,15 +99,15 @@ def took_s(ask: Ask, answer: Answer) -> float:
 
 def play(machine: Made, search: TuneSearch) -> Played:
     """Answer all that a search asks."""
-    took: list[float] = []
+    durations_s: list[float] = []
 
     def measure(ask: Ask) -> Answer:
         answer = machine.answer(ask)
-        took.append(took_s(ask, answer))
+        durations_s.append(took_s(ask, answer))
         return answer
 
     winner = search(measure).winner
-    return _played(machine, winner, len(took), sum(took))
+    return _played(machine, winner, len(durations_s), sum(durations_s))
 
 
 def _played(machine: Made, winner: Candidate | None, asks: int, seconds: float) -> Played:
@@ -123,29 +123,29 @@ def exhaustive(machine: Made, seconds: float) -> Played:
     """
     size, longest_s = machine.space.size, SECONDS * LONGEST
     best: tuple[float, Candidate | None] = 0.0, None
-    took = 0.0
-    for one in (one for its in machine.space.rows for one in its):
-        ask = Ask(one, seconds / size)
+    total_s = 0.0
+    for candidate in (candidate for row in machine.space.rows for candidate in row):
+        ask = Ask(candidate, seconds / size)
         answer = machine.answer(ask)
         while isinstance(answer, Failed) and answer.reason == "slow" and ask.seconds < longest_s:
-            ask = Ask(one, min(2 * ask.seconds, longest_s))
+            ask = Ask(candidate, min(2 * ask.seconds, longest_s))
             answer = machine.answer(ask)
-        took += took_s(ask, answer)
+        total_s += took_s(ask, answer)
         if isinstance(answer, Measured) and answer.memory <= USABLE:
-            best = max(best, (answer.steps_per_s, one), key=lambda it: it[0])
-    return _played(machine, best[1], size, took)
+            best = max(best, (answer.steps_per_s, candidate), key=lambda entry: entry[0])
+    return _played(machine, best[1], size, total_s)
 
 
 def space_of_paper(space: Space) -> Space:
     """Keeps what Algorithm 2 looks at: powers of two, each device shared evenly in one way."""
-    backends = {its[0].row.backend for its in space.rows}
-    one = max(backends, key=lambda name: (name != "direct", name))
+    backends = {row[0].row.backend for row in space.rows}
+    backend = max(backends, key=lambda name: (name != "direct", name))
     rows = []
-    for its in space.rows:
-        row = its[0].row
+    for candidates in space.rows:
+        row = candidates[0].row
         even = row.sm_overcommit == 1.0 and row.percents is None
-        if row.backend == one and even and row.gmi_per_gpu.bit_count() == 1:
-            rows.append(tuple(c for c in its if c.num_env.bit_count() == 1))
+        if row.backend == backend and even and row.gmi_per_gpu.bit_count() == 1:
+            rows.append(tuple(c for c in candidates if c.num_env.bit_count() == 1))
     return Space(tuple(rows))
 
 
@@ -154,39 +154,43 @@ def players(kind: str, seed: int) -> tuple[dict[str, Played], float]:
     machine = generate(kind, seed)
     ours = play(machine, default(machine.space, SECONDS))
     machine = generate(kind, seed)
-    all_s = ours.seconds * machine.space.size * SECONDS
-    slow = exhaustive(machine, all_s)
+    total_s = ours.seconds * machine.space.size * SECONDS
+    exhaustive_result = exhaustive(machine, total_s)
     machine = generate(kind, seed)
-    its = space_of_paper(machine.space)
+    paper_space = space_of_paper(machine.space)
     look_s = max(SECONDS, SECONDS * ours.seconds / ours.profiles)
-    theirs = play(machine, paper(its, look_s))
-    own = 1 - machine.truth(theirs.winner) / machine.best_of(its) if theirs.winner else 1.0
-    return {OURS: ours, EXHAUSTIVE: slow, PAPER: theirs}, own
+    paper_result = play(machine, paper(paper_space, look_s))
+    own_regret = (
+        1 - machine.truth(paper_result.winner) / machine.best_of(paper_space)
+        if paper_result.winner
+        else 1.0
+    )
+    return {OURS: ours, EXHAUSTIVE: exhaustive_result, PAPER: paper_result}, own_regret
 
 
 def summary(played: Sequence[Played], prefix: str = OURS) -> dict[str, float]:
     """The fields of a row."""
-    regrets = sorted(one.regret for one in played)
-    found = {
+    regrets = sorted(result.regret for result in played)
+    measures = {
         "regret_mean": statistics.fmean(regrets),
         "regret_median": statistics.median(regrets),
         "regret_p95": regrets[max(-(-95 * len(regrets) // 100) - 1, 0)],
         "regret_max": regrets[-1],
-        "near": statistics.fmean(one.near for one in played),
-        "within": statistics.fmean(one.within for one in played),
-        "profiles_share": statistics.fmean(one.profiles for one in played),
-        "profiles_max": max(one.profiles for one in played),
-        "seconds_share": statistics.fmean(one.seconds for one in played),
-        "seconds_max": max(one.seconds for one in played),
+        "near": statistics.fmean(result.near for result in played),
+        "within": statistics.fmean(result.within for result in played),
+        "profiles_share": statistics.fmean(result.profiles for result in played),
+        "profiles_max": max(result.profiles for result in played),
+        "seconds_share": statistics.fmean(result.seconds for result in played),
+        "seconds_max": max(result.seconds for result in played),
     }
-    return {prefix + name: round(value, 4) for name, value in found.items()}
+    return {prefix + name: round(value, 4) for name, value in measures.items()}
 
 
 def report(kind: str, played: dict[str, list[Played]], own: Sequence[float]) -> dict[str, Any]:
     """Print and keep the row of a kind."""
     ours, peer = (1 - statistics.fmean(p.regret for p in played[n]) for n in (OURS, EXHAUSTIVE))
     chosen = [1 - p.regret for p in played[OURS]]
-    fields = {k: v for name, its in played.items() for k, v in summary(its, name).items()}
+    fields = {k: v for name, results in played.items() for k, v in summary(results, name).items()}
     row = emit(
         "selector",
         f"synthetic/{kind}",
@@ -222,24 +226,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--machines", type=int, default=200, help="of each kind")
     parser.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first of each kind")
-    chosen = parser.parse_args(arguments)
-    every: dict[str, list[Played]] = {name: [] for name in PLAYERS}
-    every_own: list[float] = []
+    options = parser.parse_args(arguments)
+    all_results: dict[str, list[Played]] = {name: [] for name in PLAYERS}
+    all_own: list[float] = []
     failed = []
     for kind in KINDS:
         played: dict[str, list[Played]] = {name: [] for name in PLAYERS}
         owns = []
-        for seed in range(chosen.seed, chosen.seed + chosen.machines):
-            found, own = players(kind, seed)
+        for seed in range(options.seed, options.seed + options.machines):
+            result_of_player, own = players(kind, seed)
             owns.append(own)
-            for name, one in found.items():
-                played[name].append(one)
+            for name, result in result_of_player.items():
+                played[name].append(result)
         if not holds(report(kind, played, owns)):
             failed.append(kind)
-        every_own += owns
-        for name, its in played.items():
-            every[name] += its
-    report("all", every, every_own)
+        all_own += owns
+        for name, results in played.items():
+            all_results[name] += results
+    report("all", all_results, all_own)
     if failed:
         print(f"the claim does not hold of: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
