@@ -27,31 +27,34 @@ def run(cuts: list[list[tuple[int, list[Any]]]], horizons: int) -> dict[str, flo
     make = ray.remote(_Producer)
     arrays = [[[part.numpy() for part in parts] for _, parts in cut] for cut in cuts]
     producers = [make.remote(parts) for parts in arrays]
-    own = [[[torch.zeros_like(part) for part in parts] for _, parts in cut] for cut in cuts]
+    targets = [[[torch.zeros_like(part) for part in parts] for _, parts in cut] for cut in cuts]
     number = len(cuts[0])
     order = [
-        (which, index)
+        (producer, index)
         for _ in range(horizons)
         for index in range(number)
-        for which in range(len(cuts))
+        for producer in range(len(cuts))
     ]
     waiting: collections.deque[Any] = collections.deque()
     begin_s = cpu_s = 0.0
-    asked = 0
-    for count, (which, index) in enumerate(order):
+    requested = 0
+    for count, (source, index) in enumerate(order):
         if count == number * len(cuts):
             begin_s, cpu_s = time.monotonic(), time.process_time()
-        while asked < len(order) and asked - count < AHEAD * number * len(cuts):
-            who, what = order[asked]
-            waiting.append(producers[who].message.remote(what))
-            asked += 1
-        for target, part in zip(own[which][index], ray.get(waiting.popleft()), strict=True):
+        while requested < len(order) and requested - count < AHEAD * number * len(cuts):
+            sender, message = order[requested]
+            waiting.append(producers[sender].message.remote(message))
+            requested += 1
+        for target, part in zip(targets[source][index], ray.get(waiting.popleft()), strict=True):
             target.numpy()[...] = part
     end_s = time.monotonic()
     for producer in producers:
         ray.kill(producer)
-    for mine, cut in zip(own, cuts, strict=True):
-        for copies, (_, parts) in zip(mine, cut, strict=True):
+    for producer_targets, cut in zip(targets, cuts, strict=True):
+        for copies, (_, parts) in zip(producer_targets, cut, strict=True):
             assert all(map(torch.equal, copies, parts)), "what arrived is not what was sent"
-    per = (horizons - 1) * len(cuts)
-    return {"us": (end_s - begin_s) / per * 1e6, "cpu_s": (time.process_time() - cpu_s) / per}
+    segments = (horizons - 1) * len(cuts)
+    return {
+        "us": (end_s - begin_s) / segments * 1e6,
+        "cpu_s": (time.process_time() - cpu_s) / segments,
+    }

@@ -74,7 +74,7 @@ class Link(Carrier):
     def sender(self, cut: list[tuple[int, int]]) -> Send:
         streams = []
         for stream in sorted({stream for stream, _ in cut}):
-            sizes = [nbytes for its, nbytes in cut if its == stream]
+            sizes = [nbytes for index, nbytes in cut if index == stream]
             streams.append(StreamSpec(max(sizes), UNDER_WAY * len(sizes)))
         self.end = sender = self.spec.sender(b"", streams, LIMIT)
         views: dict[tuple[Any, ...], list[Any]] = {}  # made once per slot and message's shape
@@ -99,7 +99,7 @@ class Link(Carrier):
             carrier.end = end
         open_ends = list(enumerate(ends))
         views: dict[tuple[Any, ...], list[Any]] = {}
-        kept = carriers[0].kind == "ring"  # a slot's memory is always the same
+        reused = carriers[0].kind == "ring"  # a slot's memory is always the same
 
         def receive() -> tuple[int, int, Callable[[list[Any]], None]]:
             while True:
@@ -114,17 +114,17 @@ class Link(Carrier):
                 assert wait_any([end for _, end in open_ends], LIMIT), "nothing comes"
 
         def copier(index: int, end: Any, packet: Any) -> Callable[[list[Any]], None]:
-            def copy_out(own: list[Any]) -> None:
+            def copy_out(targets: list[Any]) -> None:
                 header = packet.header
-                key = (index, header.stream, packet.place, *(len(part) for part in own))
-                key += (own[0].numel(),)
-                if not kept:
-                    parts = _split(packet.memory, own)
+                key = (index, header.stream, packet.place, *(len(part) for part in targets))
+                key += (targets[0].numel(),)
+                if not reused:
+                    parts = _split(packet.memory, targets)
                 elif key in views:
                     parts = views[key]
                 else:
-                    parts = views[key] = _split(packet.memory, own)
-                for target, part in zip(own, parts, strict=True):
+                    parts = views[key] = _split(packet.memory, targets)
+                for target, part in zip(targets, parts, strict=True):
                     target.copy_(part)
                 end.release(packet)
 
@@ -181,12 +181,12 @@ class Queue(Carrier):
         return [cls((queue, index), context.Event()) for index in range(producers)]
 
     def sender(self, cut: list[tuple[int, int]]) -> Send:
-        queue, which = self.queue
+        queue, producer = self.queue
         arrays = self.module == "multiprocessing"
 
         def send(stream: int, parts: list[Any], sequence: int) -> None:
             values = [part.numpy() if arrays else part.clone() for part in parts]
-            queue.put((which, sequence, values))
+            queue.put((producer, sequence, values))
 
         return send
 
@@ -197,13 +197,13 @@ class Queue(Carrier):
         queue = carriers[0].queue[0]
 
         def receive() -> tuple[int, int, Callable[[list[Any]], None]]:
-            which, sequence, parts = queue.get(timeout=60)
+            producer, sequence, parts = queue.get(timeout=60)
 
-            def copy_out(own: list[Any]) -> None:
-                for target, part in zip(own, parts, strict=True):
+            def copy_out(targets: list[Any]) -> None:
+                for target, part in zip(targets, parts, strict=True):
                     target.copy_(part if torch.is_tensor(part) else torch.from_numpy(part))
 
-            return which, sequence, copy_out
+            return producer, sequence, copy_out
 
         return receive
 
@@ -249,22 +249,22 @@ class ZmqCopy(Carrier):
         import torch
         import zmq
 
-        first = carriers[0]
-        first.context = zmq.Context()
-        first.socket = first.context.socket(zmq.PULL)
-        first.socket.set_hwm(UNDER_WAY * 16)
-        first.socket.bind(first.address)
+        carrier = carriers[0]
+        carrier.context = zmq.Context()
+        carrier.socket = carrier.context.socket(zmq.PULL)
+        carrier.socket.set_hwm(UNDER_WAY * 16)
+        carrier.socket.bind(carrier.address)
 
         def receive() -> tuple[int, int, Callable[[list[Any]], None]]:
-            head, *parts = first.socket.recv_multipart(copy=True)
-            which, sequence = map(int, head.split())
+            head, *parts = carrier.socket.recv_multipart(copy=True)
+            producer, sequence = map(int, head.split())
 
-            def copy_out(own: list[Any]) -> None:
-                for target, part in zip(own, parts, strict=True):
+            def copy_out(targets: list[Any]) -> None:
+                for target, part in zip(targets, parts, strict=True):
                     flat = torch.frombuffer(bytearray(part), dtype=torch.float32)
                     target.copy_(flat.view(target.shape))
 
-            return which, sequence, copy_out
+            return producer, sequence, copy_out
 
         return receive
 
@@ -288,8 +288,8 @@ def _split(memory: Any, like: list[Any]) -> list[Any]:
     """Views of a message's bytes, shaped as `like`."""
     import torch
 
-    flat, start, found = memory.view(torch.float32), 0, []
-    for one in like:
-        found.append(flat[start : start + one.numel()].view(one.shape))
-        start += one.numel()
-    return found
+    flat, start, views = memory.view(torch.float32), 0, []
+    for tensor in like:
+        views.append(flat[start : start + tensor.numel()].view(tensor.shape))
+        start += tensor.numel()
+    return views

@@ -100,7 +100,7 @@ class Trainer:
         torch.set_num_threads(1)
         self.steps, self.num_env, self.agents = steps, num_env, len(links)
         self.batchers = {
-            name: Batcher({i: its[name].receiver() for i, its in enumerate(links)}, 1, None)
+            name: Batcher({i: by_name[name].receiver() for i, by_name in enumerate(links)}, 1, None)
             for name in links[0]
         }
         self.out = {c.name: torch.zeros(steps, num_env, *c.shape) for c in CHANNELS}
@@ -117,9 +117,9 @@ class Trainer:
             for column, target in out.items():
                 target.copy_(batch.columns[column])
             agent = batch.segments[0].gmi_id
-            found = (float(out["reward"][0, 0]), float(out["reward"][-1, -1]))
-            if found != (expected[agent], expected[agent]):
-                raise RuntimeError(f"{name}: {found} of agent {agent} instead of {expected[agent]}")
+            ends = (float(out["reward"][0, 0]), float(out["reward"][-1, -1]))
+            if ends != (expected[agent], expected[agent]):
+                raise RuntimeError(f"{name}: {ends} of agent {agent} instead of {expected[agent]}")
             expected[agent] += 1
             batcher.done(batch)
             if not index:
@@ -203,18 +203,20 @@ def measure(kind: Any, agents: int, options: argparse.Namespace) -> None:
             for i in range(agents)
         ]
         trainer = actor(Trainer, "trainer", 0, 2, links, steps, num_env)
-        senders = [actor(Agent, f"agent{i}", 1, 2, its, schemas) for i, its in enumerate(links)]
-        found: dict[str, list[float]] = {name: [] for name in (*groupings, "copy")}
+        senders = [actor(Agent, f"agent{i}", 1, 2, ends, schemas) for i, ends in enumerate(links)]
+        samples: dict[str, list[float]] = {name: [] for name in (*groupings, "copy")}
         try:
             for _ in range(options.rounds + 1):
                 for name in groupings:
                     calls = [sender.run.remote(name, options.segments) for sender in senders]
                     rate = trainer.run.remote(name, options.segments)
-                    found[name].append(runtime.get([rate, *calls], timeout=300)[0])
-                found["copy"].append(runtime.get(trainer.copy.remote(options.segments), timeout=60))
+                    samples[name].append(runtime.get([rate, *calls], timeout=300)[0])
+                samples["copy"].append(
+                    runtime.get(trainer.copy.remote(options.segments), timeout=60)
+                )
         finally:
             runtime.kill([trainer, *senders])
-    rates = {name: values[1:] for name, values in found.items()}
+    rates = {name: values[1:] for name, values in samples.items()}
     streams = [f"{'+'.join(s.channels)} x{s.rows}" for s in groupings["chosen"].streams]
     report(f"{kind}/agents{agents}", rates, steps, num_env, streams)
 

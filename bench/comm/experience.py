@@ -91,26 +91,31 @@ def consume(carriers: list[Carrier], mode: str, horizons: int) -> Result:
     """Receives all horizons into tensors of its own; seconds, and what it cost this process."""
     import torch
 
-    own = [
+    targets = [
         messages(mode, {n: torch.zeros_like(t) for n, t in horizon(0).items()}) for _ in carriers
     ]
     received = [0] * len(carriers)
-    total, first = horizons * len(carriers) * len(own[0]), len(own[0]) * len(carriers)
+    total, first = horizons * len(carriers) * len(targets[0]), len(targets[0]) * len(carriers)
     receive = type(carriers[0]).receiver(carriers)
     begin_s = cpu_s = 0.0
     for count in range(total):
         if count == first:  # the first horizon does not count: processes start, pages are touched
             begin_s, cpu_s = time.monotonic(), time.process_time()
-        which, sequence, copy_out = receive()
-        copy_out(own[which][sequence % len(own[0])][1])
-        received[which] += 1
+        producer, sequence, copy_out = receive()
+        copy_out(targets[producer][sequence % len(targets[0])][1])
+        received[producer] += 1
     end_s = time.monotonic()
-    for which, cut in enumerate(own):
-        for (_, mine), (_, theirs) in zip(cut, messages(mode, horizon(which)), strict=True):
-            assert all(map(torch.equal, mine, theirs)), f"{mode}: what arrived is not what was sent"
-    assert received == [horizons * len(own[0])] * len(carriers)
-    per = (horizons - 1) * len(carriers)
-    return {"us": (end_s - begin_s) / per * 1e6, "cpu_s": (time.process_time() - cpu_s) / per}
+    for producer, cut in enumerate(targets):
+        for (_, copies), (_, originals) in zip(cut, messages(mode, horizon(producer)), strict=True):
+            assert all(map(torch.equal, copies, originals)), (
+                f"{mode}: what arrived is not what was sent"
+            )
+    assert received == [horizons * len(targets[0])] * len(carriers)
+    segments = (horizons - 1) * len(carriers)
+    return {
+        "us": (end_s - begin_s) / segments * 1e6,
+        "cpu_s": (time.process_time() - cpu_s) / segments,
+    }
 
 
 def run(kind: str, mode: str, horizons: int, producers: int) -> Result:
@@ -130,7 +135,7 @@ def run(kind: str, mode: str, horizons: int, producers: int) -> Result:
         for process in processes:
             process.start()
         try:
-            found = consume(carriers, mode, horizons)
+            result = consume(carriers, mode, horizons)
         finally:
             for carrier in carriers:
                 carrier.done()
@@ -139,7 +144,7 @@ def run(kind: str, mode: str, horizons: int, producers: int) -> Result:
                 if process.is_alive():
                     process.kill()
                     process.join()
-    return found
+    return result
 
 
 def copy(mode: str, horizons: int) -> Result:
@@ -147,11 +152,11 @@ def copy(mode: str, horizons: int) -> Result:
     import torch
 
     cut = messages(mode, horizon(0))
-    own = messages(mode, {n: torch.zeros_like(t) for n, t in horizon(0).items()})
+    targets = messages(mode, {n: torch.zeros_like(t) for n, t in horizon(0).items()})
     begin_s, cpu_s = time.monotonic(), time.process_time()
     for _ in range(horizons):
-        for (_, theirs), (_, mine) in zip(cut, own, strict=True):
-            for source, target in zip(theirs, mine, strict=True):
+        for (_, sources), (_, copies) in zip(cut, targets, strict=True):
+            for source, target in zip(sources, copies, strict=True):
                 target.copy_(source)
     return {
         "us": (time.monotonic() - begin_s) / horizons * 1e6,
@@ -175,10 +180,10 @@ def transports(modes: list[str], kinds: list[str], rounds: int, horizons: int) -
             times.setdefault((mode, kind), []).append(job())
             print(f"round {number + 1}: {mode} {kind} {times[mode, kind][-1]['us']:.0f} us",
                   file=sys.stderr)  # fmt: skip
-    for (mode, ours), mine in times.items():
-        for (other, peer), theirs in times.items():
-            if ours in OURS and other == mode and peer not in OURS:
-                row(f"{mode}/{ours}/{peer}", mine, theirs, nbytes, mode)
+    for (mode, our_kind), results in times.items():
+        for (peer_mode, peer), peer_results in times.items():
+            if our_kind in OURS and peer_mode == mode and peer not in OURS:
+                row(f"{mode}/{our_kind}/{peer}", results, peer_results, nbytes, mode)
     for kind in kinds:
         if ("mcc", kind) in times and ("ucc", kind) in times:
             row(f"mcc_over_ucc/{kind}", times["mcc", kind], times["ucc", kind], nbytes, "mcc")
@@ -186,15 +191,17 @@ def transports(modes: list[str], kinds: list[str], rounds: int, horizons: int) -
 
 def row(name: str, mine: list[Result], theirs: list[Result], nbytes: int, mode: str) -> None:
     """One JSON line, and one for people."""
-    ours, peers = ([one["us"] for one in many] for many in (mine, theirs))
+    ours, peers = ([result["us"] for result in results] for results in (mine, theirs))
     value = statistics.median(ours)
     per_horizon = len(messages(mode.rpartition("/")[2], horizon(0)))
-    kept = emit_pairs(
+    result = emit_pairs(
         "experience", name, "us/horizon", ours, peers, smaller_is_better=True,
         bytes_per_s=round(nbytes / value * 1e6), messages_per_s=round(per_horizon / value * 1e6),
         consumer_cpu_s_per_gb=round(statistics.median(r["cpu_s"] for r in mine) / nbytes * 1e9, 4),
     )  # fmt: skip
-    print(f"{name:<34}{value:>10.0f}{kept['peer']:>12.0f}{kept['ratio']:>9.2f}", file=sys.stderr)
+    print(
+        f"{name:<34}{value:>10.0f}{result['peer']:>12.0f}{result['ratio']:>9.2f}", file=sys.stderr
+    )
 
 
 def _nbytes(tensor: Any) -> int:

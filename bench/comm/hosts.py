@@ -79,7 +79,7 @@ def compare(
         numel = nbytes // 4
         generator = np.random.default_rng(group.rank)
         fresh = torch.from_numpy(generator.standard_normal(numel, dtype=np.float32))
-        bucket, own = group.bucket(f"gradient {nbytes}", numel), torch.zeros(numel)
+        bucket, gloo_buffer = group.bucket(f"gradient {nbytes}", numel), torch.zeros(numel)
 
         def reduce_by(least: int, bucket: Any = bucket) -> None:
             group.by_gloo_from = least
@@ -88,21 +88,21 @@ def compare(
         contestants = {
             "ours": (bucket.buffer, lambda: reduce_by(sys.maxsize)),
             "trusted": (bucket.buffer, lambda: reduce_by(1)),
-            "gloo": (own, lambda own=own: gloo.allreduce([own]).wait()),
+            "gloo": (gloo_buffer, lambda buffer=gloo_buffer: gloo.allreduce([buffer]).wait()),
         }
-        found: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in contestants}
+        spans_of: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in contestants}
         for _ in range(rounds + 1):
-            for name, (place, reduce) in contestants.items():
+            for name, (target, reduce) in contestants.items():
                 spans = []
                 for _ in range(repeats):
-                    place.copy_(fresh)
+                    target.copy_(fresh)
                     group.barrier()
                     begin = time.monotonic()
                     reduce()
                     spans.append((begin, time.monotonic()))
-                found[name].append(spans)
-            torch.testing.assert_close(bucket.result, own, atol=1e-5, rtol=1e-5)
-        answers[nbytes] = {name: spans[1:] for name, spans in found.items()}
+                spans_of[name].append(spans)
+            torch.testing.assert_close(bucket.result, gloo_buffer, atol=1e-5, rtol=1e-5)
+        answers[nbytes] = {name: spans[1:] for name, spans in spans_of.items()}
     group.barrier()
     group.finish("done")
     return answers
@@ -124,13 +124,13 @@ def iterate(
 ) -> list[tuple[float, float]]:
     """Measures the seconds of iterations, and of a reduction in them on average."""
     bucket = group.bucket("gradient", nbytes // 4)
-    taken = []
+    durations = []
     for _ in range(iterations + 3):
         begin = time.monotonic()
         reduce_s = train(bucket, reductions, sleep_s)
-        taken.append((time.monotonic() - begin, reduce_s))
+        durations.append((time.monotonic() - begin, reduce_s))
     group.finish("done")
-    return taken[3:]
+    return durations[3:]
 
 
 def iterate_apart(
@@ -141,10 +141,10 @@ def iterate_apart(
     from gmi_drl.comm.transports import StreamSpec, create_link, wait_any
 
     link, bucket = create_link("agent", "trainer"), group.bucket("gradient", nbytes // 4)
-    streams, most = [StreamSpec(SEGMENT_BYTES, 2)], timedelta(seconds=60)
+    streams, timeout = [StreamSpec(SEGMENT_BYTES, 2)], timedelta(seconds=60)
 
     def collect() -> None:
-        with link.sender(b"segments", streams, most) as sender:
+        with link.sender(b"segments", streams, timeout) as sender:
             for number in itertools.count():
                 time.sleep(rollout_s)
                 try:
@@ -153,20 +153,20 @@ def iterate_apart(
                     return
                 sender.send(slot, SEGMENT_BYTES, sequence=number, step=0, policy_version=0)
 
-    agent, taken = threading.Thread(target=collect, daemon=True), []
-    with link.receiver(most) as receiver:
+    agent, durations = threading.Thread(target=collect, daemon=True), []
+    with link.receiver(timeout) as receiver:
         agent.start()
         for _ in range(iterations + 3):
             begin = time.monotonic()
             while (packet := receiver.poll()) is None:
-                if not wait_any([receiver], most):
+                if not wait_any([receiver], timeout):
                     raise TimeoutError("the agent has sent no segment within 60 s")
             reduce_s = train(bucket, reductions, sleep_s)
             receiver.release(packet)
-            taken.append((time.monotonic() - begin, reduce_s))
+            durations.append((time.monotonic() - begin, reduce_s))
     agent.join(60)
     group.finish("done")
-    return taken[3:]
+    return durations[3:]
 
 
 def main() -> None:
@@ -190,7 +190,7 @@ def main() -> None:
     options = parser.parse_args()
     if why := why_no_network():
         sys.exit(f"{why}. Run it as root, on Linux.")
-    given: dict[str, Any] = {"conditions": options.conditions}
+    fields: dict[str, Any] = {"conditions": options.conditions}
     if options.bytes:
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -210,11 +210,11 @@ def main() -> None:
             ours, gloo, trusted = (medians(spans, name, latency) for name in names)
             emit_pairs(
                 "hosts", f"2x2/{nbytes}B/gloo", "us", ours, gloo, smaller_is_better=True,
-                repeats=options.rounds * options.repeats, rounds=options.rounds, **given,
+                repeats=options.rounds * options.repeats, rounds=options.rounds, **fields,
             )  # fmt: skip
             emit_pairs(
                 "hosts", f"2x2/{nbytes}B/trusted", "us", trusted, ours, smaller_is_better=True,
-                repeats=options.rounds * options.repeats, rounds=options.rounds, **given,
+                repeats=options.rounds * options.repeats, rounds=options.rounds, **fields,
             )  # fmt: skip
     for delay_us in options.delays_us:
         for reductions in options.reductions:
@@ -222,15 +222,15 @@ def main() -> None:
             arguments = (ANT_BYTES, reductions, sleep_s, options.iterations)
             name = f"{ANT_BYTES}B/{delay_us}us/{reductions}x{sleep_s * 1e3:g}ms"
             if options.together:
-                emit_kept(f"{{}}x1/{name}", delay_us, iterate, arguments, given)
+                emit_kept(f"{{}}x1/{name}", delay_us, iterate, arguments, fields)
             for factor in options.agents:
                 apart = (*arguments, factor * options.iteration_ms / 1e3)
-                emit_kept(f"{{}}x(1+1)/{name}/{factor:g}", delay_us, iterate_apart, apart, given)
+                emit_kept(f"{{}}x(1+1)/{name}/{factor:g}", delay_us, iterate_apart, apart, fields)
 
 
 def emit_kept(name: str, delay_us: int, body: Any, arguments: Any, given: Any) -> None:
     """Emits what each of two to four hosts keeps of the throughput of one."""
-    taken = {}
+    durations = {}
     for count in (1, *HOSTS):
         with (
             Network(count, delay_us / 1e6) as network,
@@ -240,16 +240,17 @@ def emit_kept(name: str, delay_us: int, body: Any, arguments: Any, given: Any) -
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
-        taken[count] = outcomes[0]
-    alone = statistics.median(one[0] for one in taken[1])
+        durations[count] = outcomes[0]
+    alone = statistics.median(seconds[0] for seconds in durations[1])
     for count in HOSTS:
-        efficiencies = [alone / one[0] for one in taken[count]]
+        efficiencies = [alone / seconds[0] for seconds in durations[count]]
         emit(
             "hosts", name.format(count),
             value=round(statistics.median(efficiencies), 3), unit="of one host's throughput",
             peer=None, ratio=None, repeats=len(efficiencies),
             spread=[round(min(efficiencies), 3), round(max(efficiencies), 3)],
-            reduction_us=round(statistics.median(one[1] for one in taken[count]) * 1e6), **given,
+            reduction_us=round(statistics.median(seconds[1] for seconds in durations[count]) * 1e6),
+            **given,
         )  # fmt: skip
 
 

@@ -44,22 +44,22 @@ class Rank:
         torch.manual_seed(0)
         widths = [_INPUTS, *hidden, _OUTPUTS]
         layers: list[torch.nn.Module] = []
-        for before, behind in itertools.pairwise(widths):
-            layers += [torch.nn.Linear(before, behind), torch.nn.ELU()]
+        for inputs, outputs in itertools.pairwise(widths):
+            layers += [torch.nn.Linear(inputs, outputs), torch.nn.ELU()]
         self._network = torch.nn.Sequential(*layers[:-1])
         self._parameters = list(self._network.parameters())
-        self._cut = len(self._parameters) // 4 * 2  # layers from here on are done first
+        self._split = len(self._parameters) // 4 * 2  # layers from here on are done first
         self._groups = [spec.join(rank) for spec in (after, late, early)]
         counts = [p.numel() for p in self._parameters]
-        head, tail = sum(counts[: self._cut]), sum(counts[self._cut :])
+        head, tail = sum(counts[: self._split]), sum(counts[self._split :])
         self._whole = self._groups[0].bucket("whole", head + tail)
         self._tail = self._groups[1].bucket("tail", tail)
         self._head = self._groups[2].bucket("head", head)
         self._pool = ThreadPoolExecutor(1)
         self._waiting: list[Future[Any]] = []
-        self._left = 0
+        self._unfilled = 0
         self._hooks = False
-        for parameter in self._parameters[self._cut :]:
+        for parameter in self._parameters[self._split :]:
             parameter.register_post_accumulate_grad_hook(self._filled)
 
     def run(self, batch: int, rounds: int, repeats: int) -> dict[str, list[Spans]]:
@@ -68,17 +68,17 @@ class Rank:
 
         torch.manual_seed(self._groups[0].rank)
         data = torch.randn(batch, _INPUTS)
-        found: dict[str, list[Spans]] = {"after": [], "overlapped": []}
+        spans_by_name: dict[str, list[Spans]] = {"after": [], "overlapped": []}
         for _ in range(rounds + 1):
             results = {}
-            for name in found:
+            for name in spans_by_name:
                 spans = []
                 self._bind(name == "overlapped")
                 for _ in range(repeats):
                     for parameter in self._parameters:
                         assert parameter.grad is not None
                         parameter.grad.zero_()
-                    self._left = len(self._parameters) - self._cut
+                    self._unfilled = len(self._parameters) - self._split
                     loss = self._network(data).square().mean()
                     self._groups[0].barrier()
                     begin = time.monotonic()
@@ -91,29 +91,29 @@ class Rank:
                     spans.append((begin, time.monotonic()))
                 parts = [self._head.result, self._tail.result]
                 results[name] = torch.cat(parts) if self._hooks else self._whole.result.clone()
-                found[name].append(spans)
+                spans_by_name[name].append(spans)
             assert torch.equal(results["after"], results["overlapped"])
         self._pool.shutdown()
         for group in self._groups:
             group.close()
-        return {name: spans[1:] for name, spans in found.items()}
+        return {name: spans[1:] for name, spans in spans_by_name.items()}
 
     def _filled(self, _: Any) -> None:
-        self._left -= 1
-        if self._hooks and not self._left:
+        self._unfilled -= 1
+        if self._hooks and not self._unfilled:
             self._waiting.append(self._pool.submit(self._tail.reduce))
 
     def _bind(self, overlapped: bool) -> None:
         """Lets gradients accumulate in the buckets that are reduced."""
-        self._hooks, place = overlapped, 0
+        self._hooks, offset = overlapped, 0
         for index, parameter in enumerate(self._parameters):
             bucket = self._whole
             if overlapped:
-                place = 0 if index == self._cut else place
-                bucket = self._head if index < self._cut else self._tail
-            stretch = bucket.buffer[place : place + parameter.numel()]
-            parameter.grad = stretch.view_as(parameter)
-            place += parameter.numel()
+                offset = 0 if index == self._split else offset
+                bucket = self._head if index < self._split else self._tail
+            view = bucket.buffer[offset : offset + parameter.numel()]
+            parameter.grad = view.view_as(parameter)
+            offset += parameter.numel()
 
 
 def measure(ranks: int, hidden: list[int], batch: int, rounds: int, repeats: int) -> None:

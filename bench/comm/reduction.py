@@ -78,31 +78,31 @@ class Rank:
         buckets = {
             name: group.bucket(f"gradient {nbytes}", numel) for name, group in self.groups.items()
         }
-        own = torch.zeros(numel)
+        gloo_buffer = torch.zeros(numel)
         source, target = fresh.numpy(), np.zeros(numel, np.float32)
 
         def gloo() -> torch.Tensor:
-            dist.all_reduce(own)
-            return own
+            dist.all_reduce(gloo_buffer)
+            return gloo_buffer
 
         def reducing(bucket: Any) -> Any:
             return lambda: bucket.reduce("sum")
 
         contestants = {name: (b.buffer, reducing(b)) for name, b in buckets.items()}
-        contestants["gloo"] = (own, gloo)
-        found: dict[str, list[Spans]] = {name: [] for name in (*contestants, "copy")}
+        contestants["gloo"] = (gloo_buffer, gloo)
+        spans_by_name: dict[str, list[Spans]] = {name: [] for name in (*contestants, "copy")}
         for _ in range(rounds + 1):
             results = {}
-            for name, (place, reduce) in contestants.items():
+            for name, (buffer, reduce) in contestants.items():
                 spans = []
                 for _ in range(repeats):
-                    place.copy_(fresh)
+                    buffer.copy_(fresh)
                     self.group.barrier()
                     begin = time.monotonic()
                     reduce()
                     spans.append((begin, time.monotonic()))
-                results[name] = (own if name == "gloo" else buckets[name].result).clone()
-                found[name].append(spans)
+                results[name] = (gloo_buffer if name == "gloo" else buckets[name].result).clone()
+                spans_by_name[name].append(spans)
             for result in results.values():
                 torch.testing.assert_close(result, results["gloo"], atol=1e-5, rtol=1e-5)
             self.group.barrier()
@@ -112,9 +112,9 @@ class Rank:
                     begin = time.monotonic()
                     np.copyto(target, source)
                     spans.append((begin, time.monotonic()))
-            found["copy"].append(spans)
+            spans_by_name["copy"].append(spans)
             self.group.barrier()
-        return {name: spans[1:] for name, spans in found.items()}
+        return {name: spans[1:] for name, spans in spans_by_name.items()}
 
     def close(self) -> None:
         import torch.distributed as dist
@@ -127,8 +127,8 @@ class Rank:
 
 def layout(ranks: int) -> list[int]:
     """The device of each rank: 2 devices with half of up to 4 ranks each, else 2 ranks on each."""
-    many = max(1, ranks // 2) if ranks <= 4 else 2
-    return [rank // many for rank in range(ranks)]
+    per_device = max(1, ranks // 2) if ranks <= 4 else 2
+    return [rank // per_device for rank in range(ranks)]
 
 
 def cores_of(rank: int, ranks: int) -> tuple[int, ...]:
@@ -176,12 +176,12 @@ def report(
         peers[strategy] = medians(answers, strategy, latency)
     devices = layout(ranks)
     shape = f"{len(set(devices))}x{devices.count(0)}"
-    for peer, theirs in peers.items():
+    for peer, peer_latencies in peers.items():
         name = f"k{ranks}/{nbytes}B/{peer}"
         if peer in STRATEGIES:
             name = f"strategies/{shape}/{nbytes}B/{peer}"
         row = emit_pairs(
-            "reduction", name, "us", ours, theirs, smaller_is_better=True,
+            "reduction", name, "us", ours, peer_latencies, smaller_is_better=True,
             repeats=len(ours) * repeats, rounds=len(ours), call_us=round(call, 1),
         )  # fmt: skip
         print(
@@ -250,11 +250,11 @@ def openmpi(ranks: int, nbytes: int, rounds: int, repeats: int) -> list[float]:
         str(rounds),
         str(repeats),
     ]
-    done = subprocess.run(
+    completed = subprocess.run(
         ["mpiexec", "-n", str(ranks), *arguments],
         env=os.environ | settings, capture_output=True, text=True, timeout=600, check=True,
     )  # fmt: skip
-    return [float(line) for line in done.stdout.split()]
+    return [float(line) for line in completed.stdout.split()]
 
 
 def main() -> None:
