@@ -25,22 +25,24 @@ def warmed(stage: Stage, cells: Sequence[Cell]) -> list[Cell]:
     """
     if stage.adapter not in ("warp", "mjx"):
         return list(cells)
-    found: list[Cell] = []
+    ordered: list[Cell] = []
     warm_ups: dict[str, Cell] = {}
-    for _, its in itertools.groupby(cells, lambda cell: (cell.experiment, cell.block, cell.repeat)):
-        block = list(its)
+    for _, group in itertools.groupby(
+        cells, lambda cell: (cell.experiment, cell.block, cell.repeat)
+    ):
+        block = list(group)
         needed = [_warm_up(stage, cell) for cell in block]
         for warm_up in needed:
             if warm_up is not None and warm_up.key not in warm_ups:
                 warm_ups[warm_up.key] = warm_up
-                found.append(warm_up)
-        found += [
+                ordered.append(warm_up)
+        ordered += [
             cell if warm_up is None else replace(cell, needs=warm_up.key)
             for cell, warm_up in zip(block, needed, strict=True)
         ]
     if stage.adapter == "warp":
-        found.sort(key=lambda cell: cell.kind != "warm")  # which keeps the order otherwise
-    return found
+        ordered.sort(key=lambda cell: cell.kind != "warm")  # which keeps the order otherwise
+    return ordered
 
 
 def _warm_up(stage: Stage, cell: Cell) -> Cell | None:
@@ -76,12 +78,12 @@ def _captured(stage: Stage) -> bool | None:
 def _rate(stage: Stage, experiment: str, block: str, side: str, repeat: int, **what: Any) -> Cell:
     """One launch whose steps/s are measured."""
     network = what.get("network", stage.networks[0])
-    given = {
+    settings = {
         "mode": "sync", "gmis": 1, "devices": 1, "backend": stage.exclusive, "capture": None,
         "network": network, "env": stage.env_of(network), "seconds": stage.seconds, **what,
     }  # fmt: skip
     return Cell(
-        experiment, block, side, repeat, "rate", given, stage.seconds + stage.first_s + AROUND_S
+        experiment, block, side, repeat, "rate", settings, stage.seconds + stage.first_s + AROUND_S
     )
 
 
@@ -139,8 +141,8 @@ def _num_env(stage: Stage, repeat: int) -> Blocks:
 def _tuner(stage: Stage, repeat: int) -> Blocks:
     """The tuner by itself, once; then its choice beside the best of the suite's own rows."""
     for cap in stage.caps:
-        its = [(f"{network}, {cap} environments", network) for network in stage.networks]
-        for block, network in its if repeat == 0 else ():
+        questions = [(f"{network}, {cap} environments", network) for network in stage.networks]
+        for block, network in questions if repeat == 0 else ():
             what = {
                 "mode": "sync", "gmis": [1, *sorted(stage.gmis)], "devices": 1,
                 "backend": stage.packer, "network": network, "env": stage.env_of(network),
@@ -150,11 +152,11 @@ def _tuner(stage: Stage, repeat: int) -> Blocks:
             # The last candidate may begin before the budget's end, and be slow to start.
             until_s = stage.tune_s + stage.first_s + 2 * AROUND_S
             yield [Cell("tuner", block, "tune", 0, "tune", what, until_s)]
-        for block, network in its:
+        for block, network in questions:
             yield [
-                _rate(stage, "tuner", block, side, repeat, network=network, num_env=which, cap=cap,
-                      backend=stage.packer)
-                for side, which in (("best of the suite", "own"), ("choice of tune", "tuned"))
+                _rate(stage, "tuner", block, side, repeat, network=network, num_env=num_env,
+                      cap=cap, backend=stage.packer)
+                for side, num_env in (("best of the suite", "own"), ("choice of tune", "tuned"))
             ]  # fmt: skip
 
 
@@ -165,8 +167,8 @@ def _precision(stage: Stage, repeat: int) -> Blocks:
         sides[f"{k} {stage.packer}"] = {"gmis": k, "split": k, "backend": stage.packer}
     yield [
         _rate(stage, "precision", "training", f"{side} {precision}", repeat, num_env="best",
-              precision=precision, **its)
-        for side, its in sides.items() for precision in stage.precisions
+              precision=precision, **setting)
+        for side, setting in sides.items() for precision in stage.precisions
     ]  # fmt: skip
 
 
@@ -182,8 +184,8 @@ def _eager(stage: Stage, repeat: int) -> Blocks:
             f"{share}, as many in each": {"num_env": total, **packed},
         }
         yield [
-            _rate(stage, "eager", f"{k} GMIs", side, repeat, capture=False, **its)
-            for side, its in sides.items()
+            _rate(stage, "eager", f"{k} GMIs", side, repeat, capture=False, **setting)
+            for side, setting in sides.items()
         ]
 
 
@@ -205,19 +207,19 @@ def _reduction(stage: Stage, repeat: int) -> Blocks:
 def _experience(stage: Stage, repeat: int) -> Blocks:
     """Agents and a trainer apart: on two devices where there are two, else on one."""
     apart = stage.devices > 1
-    where = {"devices": 2 if apart else 1, "gmis": 1 if apart else 2, "backend": stage.packer}
+    placement = {"devices": 2 if apart else 1, "gmis": 1 if apart else 2, "backend": stage.packer}
     num_env = stage.apart
     yield [
         _rate(stage, "experience", "channels", side, repeat, mode="async", channels=side,
-              num_env=num_env, **where)
+              num_env=num_env, **placement)
         for side in ("ucc", "mcc", "joined")
     ]  # fmt: skip
     yield [
         # The agent has all environments; together, each of the two GMIs has one half.
         _rate(stage, "experience", "async", "sync", repeat, num_env=num_env // 2, once=True,
-              **where),
+              **placement),
         _rate(stage, "experience", "async", "async", repeat, mode="async", channels="auto",
-              num_env=num_env, **where),
+              num_env=num_env, **placement),
     ]  # fmt: skip
 
 
@@ -229,12 +231,12 @@ def _learning(stage: Stage, repeat: int) -> Blocks:
     yield [
         Cell(
             "learning", "curve", side, repeat, "curve",
-            {"mode": "sync", "devices": 1, "num_env": "best", "split": its["gmis"],
+            {"mode": "sync", "devices": 1, "num_env": "best", "split": setting["gmis"],
              "network": stage.networks[0], "env": stage.env, "seconds": stage.curve_s,
-             "seed": repeat, "capture": None, **its},
+             "seed": repeat, "capture": None, **setting},
             stage.curve_s + stage.first_s + AROUND_S,
         )
-        for side, its in sides.items()
+        for side, setting in sides.items()
     ]  # fmt: skip
 
 
@@ -262,8 +264,8 @@ def _devices(stage: Stage, repeat: int) -> Blocks:
                 "devices": g, "gmis": k, "split": k, "backend": stage.packer,
             }  # fmt: skip
         yield [
-            _rate(stage, "devices", mode, side, repeat, mode=mode, num_env="best", **its)
-            for side, its in sides.items()
+            _rate(stage, "devices", mode, side, repeat, mode=mode, num_env="best", **setting)
+            for side, setting in sides.items()
         ]
 
 

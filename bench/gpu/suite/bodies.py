@@ -49,8 +49,8 @@ class Reducing:
             for nbytes in sizes
         }
         meeting = next(iter(self._groups.values()))
-        wanted = sum(range(1, meeting.size + 1))
-        found: dict[tuple[str, int], Spans] = {key: [] for key in buckets}
+        expected = sum(range(1, meeting.size + 1))
+        spans_of: dict[tuple[str, int], Spans] = {key: [] for key in buckets}
         for number in range(rounds + 1):
             for key, bucket in buckets.items():
                 spans: Spans = []
@@ -62,13 +62,13 @@ class Reducing:
                     bucket.reduce("sum")
                     self._synchronize()
                     spans.append((begin, time.monotonic()))
-                if not bool((bucket.result == wanted).all()):
-                    raise RuntimeError(f"{key}: the sum is not {wanted} everywhere")
-                found[key] += spans if number else []
+                if not bool((bucket.result == expected).all()):
+                    raise RuntimeError(f"{key}: the sum is not {expected} everywhere")
+                spans_of[key] += spans if number else []
         meeting.barrier()  # nobody leaves while another still reduces
         for group in self._groups.values():
             group.close()
-        return found
+        return spans_of
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

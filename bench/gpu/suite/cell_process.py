@@ -41,11 +41,11 @@ def measured(
     """
     from gmi_drl.gmi.lease import sweep
 
-    before, began_s = _shared(), time.monotonic()
+    shared_before, began_s = _shared(), time.monotonic()
     with _folder() as folder:
         path, log = folder / "cell.json", folder / "log"
-        asked = {"cell": cell, "stage": stage, "kept": str(kept), "parent": os.getpid()}
-        path.write_text(json.dumps(asked))
+        request = {"cell": cell, "stage": stage, "kept": str(kept), "parent": os.getpid()}
+        path.write_text(json.dumps(request))
         with open(log, "wb") as output:
             process = subprocess.Popen(
                 [sys.executable, str(HERE / "cell_process.py"), str(path)],
@@ -53,23 +53,23 @@ def measured(
                 start_new_session=True,
             )  # fmt: skip
         try:
-            late = _late(process, deadline_s, tells)
+            hung = _timed_out(process, deadline_s, tells)
         finally:
             _end(process)
         lines = log.read_text(errors="replace").splitlines()
-    said = [line for line in lines if line.startswith(_MARK)]
-    if said:
-        found = json.loads(said[-1].removeprefix(_MARK))
+    answers = [line for line in lines if line.startswith(_MARK)]
+    if answers:
+        result = json.loads(answers[-1].removeprefix(_MARK))
     else:
-        how = f"was not done after {deadline_s:.0f} s" if late else f"ended: {process.returncode}"
-        found = {"failed": "hang" if late else "crash", "why": "\n".join([how, *lines[-12:]])}
-    left = _left(process.pid, before)
-    left += [
+        why = f"was not done after {deadline_s:.0f} s" if hung else f"ended: {process.returncode}"
+        result = {"failed": "hang" if hung else "crash", "why": "\n".join([why, *lines[-12:]])}
+    leftovers = _leftovers(process.pid, shared_before)
+    leftovers += [
         s.error or f"what a lease of {s.lease.kind} held, undone"
         for s in sweep()
         if s.error or s.undone
     ]
-    return {**cell, **found, "left": left, "wall_s": round(time.monotonic() - began_s, 2)}
+    return {**cell, **result, "left": leftovers, "wall_s": round(time.monotonic() - began_s, 2)}
 
 
 def cell_lock(kept: Path) -> Path:
@@ -77,7 +77,7 @@ def cell_lock(kept: Path) -> Path:
     return kept.with_name("cell.lock")
 
 
-def _late(
+def _timed_out(
     process: subprocess.Popen[bytes], deadline_s: float, tells: Callable[[float], None]
 ) -> bool:
     """Waits for its end; whether it has none within the deadline."""
@@ -114,14 +114,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _left(session: int, before: set[str]) -> list[str]:
+def _leftovers(session: int, before: set[str]) -> list[str]:
     """Processes of the cell's session and shared memory of ours that do not go; what is found."""
     until_s = time.monotonic() + _GOES_S
     while True:
-        found = [f"process {pid}" for pid in _session(session)]
-        found += [f"/dev/shm/{name}" for name in sorted(_shared() - before)]
-        if not found or time.monotonic() > until_s:
-            return found
+        leftovers = [f"process {pid}" for pid in _session(session)]
+        leftovers += [f"/dev/shm/{name}" for name in sorted(_shared() - before)]
+        if not leftovers or time.monotonic() > until_s:
+            return leftovers
         time.sleep(0.05)
 
 
@@ -146,16 +146,16 @@ def main(path: str) -> int:
     from gmi_drl.runtime.cache_files import locked
     from gmi_drl.runtime.process.child_setup import PR_SET_PDEATHSIG, prctl
 
-    asked = json.loads(Path(path).read_text())
+    request = json.loads(Path(path).read_text())
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != asked["parent"]:
+    if os.getppid() != request["parent"]:
         return 1  # it has ended before this was said
-    kept = Path(asked["kept"])
-    with terminate_as_interrupt(), locked(cell_lock(kept), timedelta(0), asked["cell"]["key"]):
+    kept = Path(request["kept"])
+    with terminate_as_interrupt(), locked(cell_lock(kept), timedelta(0), request["cell"]["key"]):
         from gpu.suite.cells import measure
 
-        found = measure(asked["cell"], asked["stage"], kept)
-    print(_MARK + json.dumps(found), flush=True)
+        result = measure(request["cell"], request["stage"], kept)
+    print(_MARK + json.dumps(result), flush=True)
     return 0
 
 

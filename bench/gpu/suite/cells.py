@@ -42,11 +42,11 @@ _ROUNDS: Final = 7  # of a reduction, after one that does not count
 _REPEATS: Final = 10  # in each
 _STEP: Final = timedelta(seconds=20)
 What = Mapping[str, Any]
-Found = dict[str, Any]
+Result = dict[str, Any]
 _STRATEGIES: Final[tuple[Strategy, ...]] = ("mpr", "ipc", "mrr", "har")
 
 
-def rate(cell: What, stage: What, kept: Path) -> Found:
+def rate(cell: What, stage: What, kept: Path) -> Result:
     """Steps a second of a launch, its phases, memory and what it keeps busy."""
     what, timeout = cell["what"], CandidateTimeout(first_s=stage["first_s"])
     watch, ended = _run(
@@ -61,12 +61,12 @@ def rate(cell: What, stage: What, kept: Path) -> Found:
         return {"failed": answer.reason, "why": answer.text}
     if answer is None:
         return {"failed": "crash", "why": "the run ended by itself"}
-    found = {k: v for k, v in asdict(answer).items() if v is not None} | watch.more()
-    found.setdefault("predictions_per_s", found["steps_per_s"])  # who trains also infers
-    return found
+    result = {k: v for k, v in asdict(answer).items() if v is not None} | watch.more()
+    result.setdefault("predictions_per_s", result["steps_per_s"])  # who trains also infers
+    return result
 
 
-def curve(cell: What, stage: What, kept: Path) -> Found:
+def curve(cell: What, stage: What, kept: Path) -> Result:
     """Mean return of the last episodes against seconds of training, at most 60 points."""
     what = cell["what"]
     watch, ended = _run(what, stage, lambda meter, _: Following(what["seconds"]))
@@ -75,12 +75,12 @@ def curve(cell: What, stage: What, kept: Path) -> Found:
     points = [point for point in watch.points if point[0] <= what["seconds"]]
     if not points:
         return {"failed": "slow", "why": f"no episode ended in {what['seconds']} s"}
-    every = max(1, -(-len(points) // 60))
-    shown = [*points[:-1:every], points[-1]]
-    return {"points": shown, "return_mean": points[-1][2], "steps": points[-1][1]}
+    stride = max(1, -(-len(points) // 60))
+    thinned = [*points[:-1:stride], points[-1]]
+    return {"points": thinned, "return_mean": points[-1][2], "steps": points[-1][1]}
 
 
-def reduction(cell: What, stage: What, kept: Path) -> Found:
+def reduction(cell: What, stage: What, kept: Path) -> Result:
     """Microseconds of each strategy that can run here, at each size; why the others cannot.
 
     From when the last rank begins until the last one has the result; strategies take turns.
@@ -91,7 +91,7 @@ def reduction(cell: What, stage: What, kept: Path) -> Found:
     facts = link_facts(layout.topology)
     refused = {name: why_not(name, mpl, facts) for name in _STRATEGIES}
     names = [name for name, why in refused.items() if why is None]
-    ids = [gmi_id for its in mpl for gmi_id in its]
+    ids = [gmi_id for device_ids in mpl for gmi_id in device_ids]
     with tempfile.TemporaryDirectory(dir=runtime.run_directory()) as folder:
         groups = {
             name: create_group(
@@ -109,7 +109,7 @@ def reduction(cell: What, stage: What, kept: Path) -> Found:
             if not gang.wait(_STEP * 2):
                 return {"failed": "hang", "why": f"no answer within {2 * _STEP.seconds} s"}
             answers = list(gang.results().values())
-    rows: list[Found] = [
+    rows: list[Result] = [
         {"strategy": name, "refused": why} for name, why in refused.items() if why is not None
     ]
     for name in names:
@@ -122,7 +122,7 @@ def reduction(cell: What, stage: What, kept: Path) -> Found:
     return {"rows": rows, "ranks": len(ids)}
 
 
-def start(cell: What, stage: What, kept: Path) -> Found:
+def start(cell: What, stage: What, kept: Path) -> Result:
     """Seconds from nothing to k GMIs in their slices, with torch at work on their device, and to
     nothing again. The fork server has its imports."""
     rows = []
@@ -150,7 +150,7 @@ def _run(what: What, stage: What, watch_of: Callable[[Meter, list[Path]], Any]) 
         if what["mode"] == "async" and what["devices"] == 1:
             path = folder / "layout.yaml"
             roles = (["simulator", "agent"], ["trainer"])
-            gmis = [{"gpu": 0, "roles": its} for its in roles]
+            gmis = [{"gpu": 0, "roles": gmi_roles} for gmi_roles in roles]
             path.write_text(json.dumps({"version": 1, "template": "decoupled", "gmis": gmis}))
             filled["layout_file"] = str(path)
         config = load_config(config_of(filled, stage))
@@ -162,13 +162,13 @@ def _run(what: What, stage: What, watch_of: Callable[[Meter, list[Path]], Any]) 
         return watch, run_watched(config_in, watch, None)
 
 
-_KINDS: Final[dict[str, Callable[[What, What, Path], Found]]] = {
+_KINDS: Final[dict[str, Callable[[What, What, Path], Result]]] = {
     "rate": rate, "curve": curve, "reduction": reduction, "start": start, "tune": tune,
     "warm": warm,
 }  # fmt: skip
 
 
-def measure(cell: What, stage: What, kept: Path) -> Found:
+def measure(cell: What, stage: What, kept: Path) -> Result:
     """Measures a cell: its numbers, or `failed` and `why`. Starts the runtime, and ends it."""
     env = {"env": {"adapter": stage["adapter"]}}
     runtime.init([*preload_of(env), "gmi_drl.comm.reducers.mrr", "gmi_drl.comm.reducers.har"])

@@ -34,7 +34,7 @@ def cells(stage: Stage, repeats: int, only: Sequence[str] = tuple(EXPERIMENTS)) 
     """
     names = [name for name in EXPERIMENTS if name in only]
     climbed = _ladders_of(stage, names)
-    found = [
+    planned = [
         cell
         for name in EXPERIMENTS if name in {*names, *climbed}
         for cell in ladder(stage, name, name in climbed)
@@ -42,8 +42,8 @@ def cells(stage: Stage, repeats: int, only: Sequence[str] = tuple(EXPERIMENTS)) 
     for repeat in range(repeats):
         turns = [list(BLOCKS[name](stage, repeat)) for name in names]
         for turn in itertools.zip_longest(*turns, fillvalue=()):
-            found += [cell for block in turn for cell in block]
-    return warmed(stage, found)
+            planned += [cell for block in turn for cell in block]
+    return warmed(stage, planned)
 
 
 def _ladders_of(stage: Stage, names: Sequence[str]) -> set[str]:
@@ -81,10 +81,10 @@ def resolved(cell: Cell, records: Records) -> dict[str, Any]:
     elif what.get("num_env") == "own":
         what |= _setting(own_best(records, what))
     elif what.get("num_env") == "tuned":
-        found = records.get(f"{cell.experiment}/{cell.block}/tune#0", {})
-        if "choice" not in found:
+        tune_record = records.get(f"{cell.experiment}/{cell.block}/tune#0", {})
+        if "choice" not in tune_record:
             raise Open("the tuner has not chosen")
-        what |= _setting(found["choice"])
+        what |= _setting(tune_record["choice"])
     filled = {**asdict(cell), "what": what, "key": cell.key}
     del filled["needs"]
     return filled
@@ -107,14 +107,14 @@ def answers(record: Mapping[str, Any], cell: Cell) -> bool:
 def _best_of_block(cell: Cell, records: Records) -> What | None:
     """The best that other cells of its block have been filled in with."""
     for record in records.values():
-        of_block = (record["experiment"], record.get("block")) == (cell.experiment, cell.block)
-        if of_block and "best" in record["what"]:
+        same_block = (record["experiment"], record.get("block")) == (cell.experiment, cell.block)
+        if same_block and "best" in record["what"]:
             return {**record["what"], "num_env": record["what"]["best"]}
     return None
 
 
-def _setting(its: What) -> dict[str, Any]:
-    return {name: its[name] for name in SETTING if name in its}
+def _setting(setting: What) -> dict[str, Any]:
+    return {name: setting[name] for name in SETTING if name in setting}
 
 
 def best_of(records: Records, mode: str) -> What | None:
@@ -129,19 +129,19 @@ def own_best(records: Records, what: What) -> What:
     The same network, environment and device, and no more environments of all GMIs together; of
     several GMIs those by the tuner's own backend. One process may be of any: it shares with none.
     """
-    asked = [what[name] for name in ("network", "env", "mode", "devices")]
-    found = _fastest(
+    question = [what[name] for name in ("network", "env", "mode", "devices")]
+    best = _fastest(
         record
         for record in records.values()
         if record["kind"] == "rate" and record["experiment"] in _OF_ITS_OWN
-        and [record["what"].get(name) for name in ("network", "env", "mode", "devices")] == asked
+        and [record["what"].get(name) for name in ("network", "env", "mode", "devices")] == question
         and record["what"]["num_env"] * record["what"]["gmis"] <= what["cap"]
         and (record["what"]["gmis"] == 1 or record["what"]["backend"] == what["backend"])
     )  # fmt: skip
-    if found is None:
+    if best is None:
         raise Open(f"no row of the suite has network {what['network']} and {what['cap']:,} "
                    "environments or fewer")  # fmt: skip
-    return found
+    return best
 
 
 def _fastest(records: Any) -> What | None:

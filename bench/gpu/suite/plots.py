@@ -34,26 +34,26 @@ def draw(store: Store, rows: Sequence[Row], folder: Path) -> list[Path]:
         ("reduction", _of(rows, "reduction"), _reduction),
         ("learning", _curves(store), _learning),
     ]
-    made = []
-    for name, its, paint in drawn:
-        if not its:
+    paths = []
+    for name, data, paint in drawn:
+        if not data:
             continue
         with matplotlib.rc_context({"font.size": 9, "text.color": INK}):
             figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-            paint(figure, its)
+            paint(figure, data)
             for line, (text, style) in enumerate(lines):
                 inches = 0.05 + 0.17 * line
                 figure.text(0.01, -inches / figure.get_figheight(), text, va="top", **style)
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"{name}.png"
             figure.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": None})
-        made.append(path)
-    return made
+        paths.append(path)
+    return paths
 
 
 def _of(rows: Sequence[Row], *experiments: str) -> list[Row]:
-    its = [r for r in rows if r["experiment"] in experiments and r["block"] != "ladder"]
-    return [row for row in its if "eager" not in row["side"]]
+    selected = [r for r in rows if r["experiment"] in experiments and r["block"] != "ladder"]
+    return [row for row in selected if "eager" not in row["side"]]
 
 
 def _curves(store: Store) -> list[Any]:
@@ -64,16 +64,16 @@ def _learning(figure: Any, records: Sequence[Any]) -> None:
     """Return against seconds of training, a line a repeat, a colour a side."""
     axis = figure.subplots()
     for place, side in enumerate(dict.fromkeys(record["side"] for record in records)):
-        for number, one in enumerate(r for r in records if r["side"] == side):
-            gmis, num_env = one["what"]["gmis"], one["what"]["num_env"]
-            who = "one process" if side == BASELINE else f"{gmis} GMIs"
-            seconds, _, returns = zip(*one["points"], strict=True)
+        for number, record in enumerate(r for r in records if r["side"] == side):
+            gmis, num_env = record["what"]["gmis"], record["what"]["num_env"]
+            system = "one process" if side == BASELINE else f"{gmis} GMIs"
+            seconds, _, returns = zip(*record["points"], strict=True)
             axis.plot(
                 seconds,
                 returns,
                 color=_COLOURS[place],
                 linewidth=1.4,
-                label=None if number else f"{who}, num_env {num_env:,}",
+                label=None if number else f"{system}, num_env {num_env:,}",
             )
     axis.set_xlabel("seconds of training")
     axis.set_ylabel("mean return of the last episodes")
@@ -88,20 +88,20 @@ def _throughput(figure: Any, rows: Sequence[Row]) -> None:
     sides = list(dict.fromkeys(
         (row["side"], _environments(row)) for row in rows if row["side"] != BASELINE
     ))  # fmt: skip
-    many = len(sides) > 2
+    crowded = len(sides) > 2
     figure.set_size_inches(1.0 + (4.0 + 0.4 * max(0, len(sides) - 2)) * len(experiments), 4.2)
     axes = figure.subplots(1, len(experiments), squeeze=False, sharey=True)[0]
     for axis, experiment in zip(axes, experiments, strict=True):
-        its = [row for row in rows if row["experiment"] == experiment and row["side"] != BASELINE]
-        counts = sorted({row["gmis"] for row in its})
+        shown = [r for r in rows if r["experiment"] == experiment and r["side"] != BASELINE]
+        counts = sorted({row["gmis"] for row in shown})
         width = 0.8 / max(1, len(sides))
         for place, (side, shared) in enumerate(sides):
-            mine = [r for r in its if (r["side"], _environments(r)) == (side, shared)]
-            at = [counts.index(r["gmis"]) + (place - (len(sides) - 1) / 2) * width for r in mine]
-            errors = _errors_of(mine, "ratio", "ratio_spread")
+            bars = [r for r in shown if (r["side"], _environments(r)) == (side, shared)]
+            x = [counts.index(r["gmis"]) + (place - (len(sides) - 1) / 2) * width for r in bars]
+            errors = _errors_of(bars, "ratio", "ratio_spread")
             axis.bar(
-                at,
-                [r["ratio"] for r in mine],
+                x,
+                [r["ratio"] for r in bars],
                 0.9 * width,
                 yerr=errors,
                 capsize=2,
@@ -109,16 +109,16 @@ def _throughput(figure: Any, rows: Sequence[Row]) -> None:
                 label=f"{side}, {shared}",
                 error_kw={"ecolor": INK, "linewidth": 0.8},
             )
-            for x, row in zip(at, mine, strict=True):
+            for center, row in zip(x, bars, strict=True):
                 axis.annotate(
                     f"{row['ratio']:.2f}",
-                    (x, row["ratio_spread"][1]),
+                    (center, row["ratio_spread"][1]),
                     (0, 3),
                     textcoords="offset points",
                     ha="center",
-                    fontsize=7 if many else 8,
+                    fontsize=7 if crowded else 8,
                     color=INK,
-                    rotation=90 if many else 0,
+                    rotation=90 if crowded else 0,
                 )
         axis.axhline(1.0, color=PALE, linewidth=0.9, linestyle="--")
         axis.set_xticks(range(len(counts)), labels=[str(k) for k in counts])
@@ -146,11 +146,11 @@ def _reduction(figure: Any, rows: Sequence[Row]) -> None:
     lines = list(dict.fromkeys((row["side"], row["strategy"]) for row in rows))
     for axis, block in zip(axes, blocks, strict=True):
         for place, line in enumerate(lines):
-            its = [r for r in rows if (r["block"], r["side"], r["strategy"]) == (block, *line)]
-            its = sorted(its, key=lambda row: row["nbytes"])
+            points = [r for r in rows if (r["block"], r["side"], r["strategy"]) == (block, *line)]
+            points = sorted(points, key=lambda row: row["nbytes"])
             axis.plot(
-                [row["nbytes"] / 1e6 for row in its],
-                [row["value"] for row in its],
+                [row["nbytes"] / 1e6 for row in points],
+                [row["value"] for row in points],
                 color=_COLOURS[place % len(_COLOURS)],
                 marker=_MARKERS[place % len(_MARKERS)],
                 markersize=5,
@@ -184,21 +184,21 @@ def _draw_num_env(figure: Any, rows: Sequence[Row]) -> None:
     memory = "device_bytes" if all("device_bytes" in row for row in rows) else "host_bytes"
     for (top, low), network in zip(axes.T, networks, strict=True):
         for place, side in enumerate(dict.fromkeys(row["side"] for row in rows)):
-            its = sorted(
+            side_rows = sorted(
                 (row for row in rows if (row["network"], row["side"]) == (network, side)),
                 key=lambda row: row["num_env"],
             )
-            totals = [row["num_env"] * row["gmis"] for row in its]
+            totals = [row["num_env"] * row["gmis"] for row in side_rows]
             style = {"color": _COLOURS[place], "marker": _MARKERS[place], "markersize": 5}
-            values = [row["value"] for row in its]
-            errors = _errors_of(its, "value", "spread")
-            label = "one process" if side == BASELINE else f"{its[0]['gmis']} GMIs"
+            values = [row["value"] for row in side_rows]
+            errors = _errors_of(side_rows, "value", "spread")
+            label = "one process" if side == BASELINE else f"{side_rows[0]['gmis']} GMIs"
             top.errorbar(totals, values, yerr=errors, capsize=2.5, label=label, **style)
-            low.plot(totals, [row[memory] / 2**30 for row in its], **style)
-            if all("gmi_mem_bytes" in row for row in its) and its[0]["gmis"] > 1:
-                each = [row["gmi_mem_bytes"] / 2**30 for row in its]
-                low.plot(totals, each, label="each GMI", linestyle="--", **style)
-                limits = {row["gmi_mem_bytes"] / row["gmi_mem_share"] for row in its
+            low.plot(totals, [row[memory] / 2**30 for row in side_rows], **style)
+            if all("gmi_mem_bytes" in row for row in side_rows) and side_rows[0]["gmis"] > 1:
+                memory_gib = [row["gmi_mem_bytes"] / 2**30 for row in side_rows]
+                low.plot(totals, memory_gib, label="each GMI", linestyle="--", **style)
+                limits = {row["gmi_mem_bytes"] / row["gmi_mem_share"] for row in side_rows
                           if row.get("gmi_mem_share")}  # fmt: skip
                 if limits:
                     low.axhline(min(limits) / 2**30, color=style["color"], linestyle=":")
@@ -207,8 +207,8 @@ def _draw_num_env(figure: Any, rows: Sequence[Row]) -> None:
         titled(top, f"network {network}")
         titled(low, "")
         top.set_ylim(0, None)
-        most = max(max(row[memory], row.get("gmi_mem_bytes", 0)) for row in rows)
-        low.set_ylim(0, 1.15 * most / 2**30)
+        peak_bytes = max(max(row[memory], row.get("gmi_mem_bytes", 0)) for row in rows)
+        low.set_ylim(0, 1.15 * peak_bytes / 2**30)
         top.yaxis.set_major_formatter(_engineering())
     axes[0, 0].set_ylabel("training steps/s")
     axes[1, 0].set_ylabel("GPU memory, GiB" if memory == "device_bytes" else "host memory, GiB")
@@ -222,11 +222,11 @@ def _draw_tuner(figure: Any, rows: Sequence[Row]) -> None:
     figure.set_size_inches(1.0 + 3.6 * len(rows), 3.6)
     axes = figure.subplots(1, len(rows), squeeze=False)[0]
     for axis, row in zip(axes, rows, strict=True):
-        for place, gmis in enumerate(sorted({one["gmis"] for one in row["candidates"]})):
-            its = [(one["num_env"] * gmis, one["steps_per_s"]) for one in row["candidates"]
-                   if one["gmis"] == gmis]  # fmt: skip
+        for place, gmis in enumerate(sorted({c["gmis"] for c in row["candidates"]})):
+            points = [(c["num_env"] * gmis, c["steps_per_s"]) for c in row["candidates"]
+                      if c["gmis"] == gmis]  # fmt: skip
             axis.plot(
-                *zip(*sorted(its), strict=True),
+                *zip(*sorted(points), strict=True),
                 color=_COLOURS[place % len(_COLOURS)],
                 marker=_MARKERS[place % len(_MARKERS)],
                 markersize=5,
@@ -234,7 +234,7 @@ def _draw_tuner(figure: Any, rows: Sequence[Row]) -> None:
             )
         axis.plot([row["num_env"] * row["gmis"]], [row["value"]], "o", markersize=13,
                   markerfacecolor="none", color=INK, label="choice")  # fmt: skip
-        totals = {one["num_env"] * one["gmis"] for one in row["candidates"]}
+        totals = {c["num_env"] * c["gmis"] for c in row["candidates"]}
         _powers(axis, sorted(total for total in totals if total.bit_count() == 1))
         axis.tick_params(axis="x", labelrotation=60)
         axis.set_ylim(0, None)

@@ -42,20 +42,20 @@ def named(records: Sequence[Record]) -> Row:
     Not captured in one of them is not captured: its time is in the ratio.
     """
     middle = sorted(records, key=lambda record: float(record["steps_per_s"]))[len(records) // 2]
-    its = {name: middle["what"][name] for name in _FIGURE if name in middle["what"]}
-    said = dict.fromkeys(text for record in records for text in record.get("not_captured", ()))
-    eager = {"not_captured": list(said)} if said else {}
-    return its | {name: middle[name] for name in _KEPT if name in middle} | eager
+    setting = {name: middle["what"][name] for name in _FIGURE if name in middle["what"]}
+    messages = dict.fromkeys(text for record in records for text in record.get("not_captured", ()))
+    eager = {"not_captured": list(messages)} if messages else {}
+    return setting | {name: middle[name] for name in _KEPT if name in middle} | eager
 
 
 def _groups(store: Store, kind: str) -> dict[tuple[str, str], dict[str, list[Record]]]:
     """The records of a kind that have numbers, by (experiment, block) and by side."""
-    found: dict[tuple[str, str], dict[str, list[Record]]] = {}
+    groups: dict[tuple[str, str], dict[str, list[Record]]] = {}
     for record in store.records.values():
         if record["kind"] == kind and "failed" not in record:
-            block = found.setdefault((record["experiment"], record["block"]), {})
+            block = groups.setdefault((record["experiment"], record["block"]), {})
             block.setdefault(record["side"], []).append(record)
-    return found
+    return groups
 
 
 def _compared(store: Store) -> Iterator[Row]:
@@ -65,7 +65,7 @@ def _compared(store: Store) -> Iterator[Row]:
         if block == "ladder" or base is None:
             continue
         if experiment == "tuner":
-            sides = {**sides, base: _of_one_setting(sides[base])}
+            sides = {**sides, base: _same_setting(sides[base])}
         for side, records in sides.items():
             keys = {"steps_per_s": ""}
             if experiment == "experience":
@@ -75,11 +75,11 @@ def _compared(store: Store) -> Iterator[Row]:
                 yield from _over_eager(store, experiment, block, side, records)
 
 
-def _of_one_setting(records: Sequence[Record]) -> list[Record]:
+def _same_setting(records: Sequence[Record]) -> list[Record]:
     """Those of the last one's setting: the best of the suite may be another when more is known."""
-    last = max(records, key=lambda record: int(record["repeat"]))["what"]
-    same = [[r["what"].get(name) == last.get(name) for name in SETTING] for r in records]
-    return [record for record, its in zip(records, same, strict=True) if all(its)]
+    setting = max(records, key=lambda record: int(record["repeat"]))["what"]
+    same = [[r["what"].get(name) == setting.get(name) for name in SETTING] for r in records]
+    return [record for record, matches in zip(records, same, strict=True) if all(matches)]
 
 
 def _precisions(store: Store) -> Iterator[Row]:
@@ -96,27 +96,29 @@ def _precisions(store: Store) -> Iterator[Row]:
 def _tuned(store: Store) -> Iterator[Row]:
     """Yields what the tuner chose, as it measured it."""
     for (experiment, block), sides in _groups(store, "tune").items():
-        for side, (one, *_) in sides.items():
-            what, choice = one["what"], one["choice"]
+        for side, (record, *_) in sides.items():
+            what, choice = record["what"], record["choice"]
             yield {
                 "experiment": experiment, "block": block, "side": side,
-                "name": f"{experiment}/{block}/{side}", "value": round(one["steps_per_s"], 1),
+                "name": f"{experiment}/{block}/{side}", "value": round(record["steps_per_s"], 1),
                 "unit": "steps/s", "peer": None, "ratio": None, "repeats": 1, "spread": None,
                 "network": what["network"], "env": what["env"], "cap": what["cap"], **choice,
-                **{name: one[name] for name in _OF_TUNE},
+                **{name: record[name] for name in _OF_TUNE},
             }  # fmt: skip
 
 
 def _pair(
-    experiment: str, block: str, side: str, ours: Sequence[Record], theirs: Sequence[Record],
+    experiment: str, block: str, side: str, records: Sequence[Record], peers: Sequence[Record],
     key: str, unit: str = "steps/s",
 ) -> Iterator[Row]:  # fmt: skip
-    by_repeat = {record["repeat"]: record for record in theirs}
-    pairs = [(one, by_repeat[one["repeat"]]) for one in ours if one["repeat"] in by_repeat]
+    by_repeat = {record["repeat"]: record for record in peers}
+    pairs = [
+        (record, by_repeat[record["repeat"]]) for record in records if record["repeat"] in by_repeat
+    ]
     if not pairs:
         return
-    ratios = sorted(ratio(one, other, key) for one, other in pairs)
-    values = sorted(float(one[key]) for one, _ in pairs)
+    ratios = sorted(ratio(record, peer, key) for record, peer in pairs)
+    values = sorted(float(record[key]) for record, _ in pairs)
     yield {
         "experiment": experiment, "block": block, "side": side,
         "name": f"{experiment}/{block}/{side}", "value": round(statistics.median(values), 1),
@@ -124,7 +126,7 @@ def _pair(
         "ratio": round(statistics.median(ratios), 4), "repeats": len(pairs),
         "spread": [round(values[0], 1), round(values[-1], 1)],
         "ratio_spread": [round(ratios[0], 4), round(ratios[-1], 4)],
-        "peer_setting": named([other for _, other in pairs]), **named([one for one, _ in pairs]),
+        "peer_setting": named([peer for _, peer in pairs]), **named([r for r, _ in pairs]),
     }  # fmt: skip
 
 
@@ -135,15 +137,15 @@ def _over_eager(
     if experiment not in ("training", "serving") or side == BASELINE:
         return
     eager = [
-        one
-        for one in _groups(store, "rate").get((experiment, "ladder"), {}).values()
-        if one[0]["what"]["capture"] is False
+        entry
+        for entry in _groups(store, "rate").get((experiment, "ladder"), {}).values()
+        if entry[0]["what"]["capture"] is False
     ]
     if eager:
-        best = max((one[0] for one in eager), key=lambda one: float(one["steps_per_s"]))
-        again = [{**best, "repeat": record["repeat"]} for record in records]
+        best = max((entry[0] for entry in eager), key=lambda record: float(record["steps_per_s"]))
+        repeated = [{**best, "repeat": record["repeat"]} for record in records]
         name = f"{side} over eager {best['what']['num_env']}"
-        yield from _pair(experiment, block, name, records, again, "steps_per_s")
+        yield from _pair(experiment, block, name, records, repeated, "steps_per_s")
 
 
 def _ladder(store: Store) -> Iterator[Row]:
@@ -163,8 +165,8 @@ def _reductions(store: Store) -> Iterator[Row]:
     for (_, block), sides in _groups(store, "reduction").items():
         for side, records in sides.items():
             cells: dict[tuple[str, int], list[float]] = {}
-            for one in (one for record in records for one in record["rows"] if "us" in one):
-                cells.setdefault((one["strategy"], one["nbytes"]), []).append(one["us"])
+            for row in (row for record in records for row in record["rows"] if "us" in row):
+                cells.setdefault((row["strategy"], row["nbytes"]), []).append(row["us"])
             for (strategy, nbytes), times in cells.items():
                 host = cells.get(("mpr", nbytes))
                 ours = statistics.median(times)
@@ -183,20 +185,21 @@ def _returns(store: Store) -> Iterator[Row]:
     for (_, block), sides in _groups(store, "curve").items():
         for side, records in sides.items():
             end = float(records[0]["what"]["seconds"])
-            after = {
-                share: [at for r in records if (at := return_at(r, share * end)) is not None]
+            returns = {
+                share: [value for r in records if (value := return_at(r, share * end)) is not None]
                 for share in (1.0, 0.5, 0.25)
             }
-            others = sides.get(BASELINE, []) if side != BASELINE else []
-            its = sorted(after[1.0])
+            peers = sides.get(BASELINE, []) if side != BASELINE else []
+            ends = sorted(returns[1.0])
             yield {
                 "experiment": "learning", "block": block, "side": side,
-                "name": f"learning/{block}/{side}", "value": round(statistics.median(its), 2),
+                "name": f"learning/{block}/{side}", "value": round(statistics.median(ends), 2),
                 "unit": f"return after {end:g} s",
-                "peer": others and round(statistics.median(o["return_mean"] for o in others), 2),
-                "ratio": None, "repeats": len(its), "spread": [round(its[0], 2), round(its[-1], 2)],
-                "half": after[0.5] and round(statistics.median(after[0.5]), 2),
-                "quarter": after[0.25] and round(statistics.median(after[0.25]), 2),
+                "peer": peers and round(statistics.median(o["return_mean"] for o in peers), 2),
+                "ratio": None, "repeats": len(ends),
+                "spread": [round(ends[0], 2), round(ends[-1], 2)],
+                "half": returns[0.5] and round(statistics.median(returns[0.5]), 2),
+                "quarter": returns[0.25] and round(statistics.median(returns[0.25]), 2),
                 "steps": statistics.median(record["steps"] for record in records),
                 "num_env": records[0]["what"]["num_env"], "gmis": records[0]["what"]["gmis"],
             }  # fmt: skip
@@ -211,23 +214,23 @@ def return_at(record: Record, time_s: float) -> float | None:
 def _starts(store: Store) -> Iterator[Row]:
     for (_, block), sides in _groups(store, "start").items():
         for records in sides.values():
-            for place, one in enumerate(records[0]["rows"]):
-                times = sorted(record["rows"][place]["slices_s"] for record in records)
+            for index, row in enumerate(records[0]["rows"]):
+                times = sorted(record["rows"][index]["slices_s"] for record in records)
                 yield {
-                    "experiment": "start", "block": block, "side": gmis_text(one["gmis"]),
-                    "name": f"start/{block}/{gmis_text(one['gmis'])}", "unit": "s", "peer": None,
+                    "experiment": "start", "block": block, "side": gmis_text(row["gmis"]),
+                    "name": f"start/{block}/{gmis_text(row['gmis'])}", "unit": "s", "peer": None,
                     "value": statistics.median(times), "ratio": None, "repeats": len(times),
-                    "spread": [times[0], times[-1]], "torch_s": one["torch_s"],
-                    "end_s": one["end_s"],
+                    "spread": [times[0], times[-1]], "torch_s": row["torch_s"],
+                    "end_s": row["end_s"],
                 }  # fmt: skip
 
 
 def failures(records: Mapping[str, Record]) -> list[tuple[str, str, str]]:
     """(cell, kind, why) of those that failed or left something."""
-    found = []
+    failed = []
     for key, record in records.items():
         if "failed" in record:
-            found.append((key, record["failed"], str(record["why"])))
+            failed.append((key, record["failed"], str(record["why"])))
         if record["left"]:
-            found.append((key, "left", ", ".join(record["left"])))
-    return found
+            failed.append((key, "left", ", ".join(record["left"])))
+    return failed

@@ -156,11 +156,11 @@ def gpu_stage(env: str, adapter: str, topology: Any, refusals: Refusals) -> Stag
 
 def dry_stage(env: str, adapter: str, cores: Sequence[int], refusals: Refusals) -> Stage:
     """The same experiments on groups of cores, small: they show that the suite works."""
-    most = max((k for k in (2, 4, 8) if k <= len(cores)), default=1)
+    max_gmis = max((k for k in (2, 4, 8) if k <= len(cores)), default=1)
     networks, envs = _networks(env, adapter, refusals)
     return Stage(
         env, adapter, "cpu", exclusive="cpu", shares=("cpu",), devices=min(2, len(cores)),
-        gmis=tuple(k for k in (2, 4, 8) if k <= most), ladder=(256, 64), totals=(32, 512),
+        gmis=tuple(k for k in (2, 4, 8) if k <= max_gmis), ladder=(256, 64), totals=(32, 512),
         networks=networks, envs=envs, caps=(256,), precisions=("fp32", "bf16"),
         seconds=0.7, least_s=0.0, curve_s=3.0, apart=64, tune_s=15.0, cores=tuple(sorted(cores)),
         first_s=_first_s(adapter),
@@ -170,11 +170,11 @@ def dry_stage(env: str, adapter: str, cores: Sequence[int], refusals: Refusals) 
 def _networks(env: str, adapter: str, refusals: Refusals) -> tuple[tuple[str, ...], dict[str, str]]:
     """The environment's own network and a second one, which has its own environment by adapter
     warp where that has it."""
-    own = _NETWORK_OF.get(env, "ant")
-    second = _SECOND if own != _SECOND else "ant"
-    its = _ENV_OF.get(second, "Ant-v5")
-    fits = adapter == "warp" and its != env and not refusals(its, adapter)
-    return (own, second), {second: its} if fits else {}
+    network = _NETWORK_OF.get(env, "ant")
+    second = _SECOND if network != _SECOND else "ant"
+    second_env = _ENV_OF.get(second, "Ant-v5")
+    fits = adapter == "warp" and second_env != env and not refusals(second_env, adapter)
+    return (network, second), {second: second_env} if fits else {}
 
 
 def _first_s(adapter: str) -> float:

@@ -55,13 +55,13 @@ def ratio(ours: Record, theirs: Record, key: str) -> float:
 def source_digest(root: Path = ROOT) -> str:
     """Digests all code that a cell runs, committed or not, and the models that it simulates.
     Others are another suite."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in _SOURCES:
         files = (path for path in (root / name).rglob("*") if path.suffix in (".py", ".xml"))
         for path in sorted(files):
-            found.update(f"{path.relative_to(root)}\0".encode())
-            found.update(path.read_bytes())
-    return found.hexdigest()[:12]
+            digest.update(f"{path.relative_to(root)}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def identity(stage: Stage, machine: Sequence[str]) -> dict[str, Any]:
@@ -99,13 +99,13 @@ class Store:
     def read(cls, path: Path, kept: Path | None = None) -> Store:
         """A stored suite; NotASuite, or MixedSuites if not all of its cells are its own."""
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            store, cells = cls(path, found["head"], kept), found["cells"]
-            store.not_run = found["not_run"]
+            document = json.loads(path.read_text(encoding="utf-8"))
+            store, cells = cls(path, document["head"], kept), document["cells"]
+            store.not_run = document["not_run"]
         except (OSError, KeyError, TypeError, ValueError) as error:
-            told = str(error) or type(error).__name__
+            reason = str(error) or type(error).__name__
             raise NotASuite(
-                f"{path} is not a suite's results: {told}. Name the suite.json of a suite that "
+                f"{path} is not a suite's results: {reason}. Name the suite.json of a suite that "
                 "ran, or take this one away."
             ) from error
         for record in cells:
@@ -130,28 +130,30 @@ class Store:
         head = {**note, **suite, "commit": report.commit(), "began": utc_now()}
         if not path.exists():
             return cls(path, head, kept), ""
-        before = cls.read(path, kept)
-        number = before.head["suite"]
+        store = cls.read(path, kept)
+        number = store.head["suite"]
         if number == suite["suite"]:
-            before.head["stage"] = head["stage"]  # what cannot be used here today
-            return before, f"going on with suite {number}: {len(before.records)} cells are there"
-        aside, own = (path.with_name(f"{path.stem}-{n}.json") for n in (number, suite["suite"]))
-        path.replace(aside)
-        told = f"another suite (code, versions or settings) is now {aside.name}"
-        if own.exists():
-            own.replace(path)
-            return cls.read(path, kept), f"{told}; going on with suite {suite['suite']}"
-        return cls(path, head, kept), told
+            store.head["stage"] = head["stage"]  # what cannot be used here today
+            return store, f"going on with suite {number}: {len(store.records)} cells are there"
+        other_path, own_path = (
+            path.with_name(f"{path.stem}-{n}.json") for n in (number, suite["suite"])
+        )
+        path.replace(other_path)
+        message = f"another suite (code, versions or settings) is now {other_path.name}"
+        if own_path.exists():
+            own_path.replace(path)
+            return cls.read(path, kept), f"{message}; going on with suite {suite['suite']}"
+        return cls(path, head, kept), message
 
     def take(self, path: Path) -> str:
         """Takes in the cells of a file given back that are not here yet; what to say of that."""
-        given = Store.read(path)
-        if given.head["suite"] != self.head["suite"]:
+        other = Store.read(path)
+        if other.head["suite"] != self.head["suite"]:
             return (
-                f"{path} is left alone: it is of suite {given.head['suite']} (other machine, "
+                f"{path} is left alone: it is of suite {other.head['suite']} (other machine, "
                 f"code, versions or settings), and this is suite {self.head['suite']}"
             )
-        new = {key: record for key, record in given.records.items() if key not in self.records}
+        new = {key: record for key, record in other.records.items() if key not in self.records}
         self.records |= new
         return f"{len(new)} cells of {path} are taken in"
 
@@ -163,8 +165,8 @@ class Store:
     def write(self) -> None:
         """Replaces the file as a whole; see `report.keep`."""
         lines = ",\n".join(json.dumps(record) for record in self.records.values())
-        head, rest = json.dumps(self.head, indent=1), json.dumps(self.not_run, indent=1)
-        text = f'{{"head": {head},\n"cells": [\n{lines}\n],\n"not_run": {rest}\n}}\n'
+        head, not_run = json.dumps(self.head, indent=1), json.dumps(self.not_run, indent=1)
+        text = f'{{"head": {head},\n"cells": [\n{lines}\n],\n"not_run": {not_run}\n}}\n'
         report.keep(self.path, text)
 
 

@@ -83,17 +83,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _suite(options: argparse.Namespace) -> int:
-    found = _dry(options) if options.dry else _gpu(options)
-    if found is None:
+    setup = _dry(options) if options.dry else _gpu(options)
+    if setup is None:
         return 0
-    stage, folder, about = found
+    stage, folder, about = setup
     stage = stage.narrowed(options.ladder, options.gmis, options.backends, options.one_network)
     stage = dataclasses.replace(stage, reduction=options.reduction)
     faults = list(check_env(stage.env, stage.adapter))
     if options.backends and not stage.shares:
-        asked = ", ".join(options.backends)
-        whys = "; ".join(f"{name}: {why}" for name, why in stage.unusable.items()) or "not here"
-        faults.append(f"--backends {asked}; none of these can be used: {whys}. Name another.")
+        names = ", ".join(options.backends)
+        reasons = "; ".join(f"{name}: {why}" for name, why in stage.unusable.items()) or "not here"
+        faults.append(f"--backends {names}; none of these can be used: {reasons}. Name another.")
     if faults:
         print("\n".join(faults), file=sys.stderr)
         return 2
@@ -103,29 +103,29 @@ def _suite(options: argparse.Namespace) -> int:
     name = f"process {os.getpid()}"
     with locked(kept / "suite.lock", timedelta(0), name) as lock:
         if not lock.held and lock.holder:
-            told = f"{path}: {lock.holder} adds to it. Wait for its end, or give other --results."
-            print(told, file=sys.stderr)
+            text = f"{path}: {lock.holder} adds to it. Wait for its end, or give other --results."
+            print(text, file=sys.stderr)
             return 2
         store, note = Store.open(path, identity(stage, about), kept)
         if note:
             say(note)
-        for given in options.given:
-            if (file := given / folder / "suite.json").exists():
+        for earlier in options.given:
+            if (file := earlier / folder / "suite.json").exists():
                 say(store.take(file))
         return _measure(options, stage, store)
 
 
 def _measure(options: argparse.Namespace, stage: Stage, store: Store) -> int:
-    with locked(cell_lock(store.kept), _ENDING, on_wait=_waits) as lock:
+    with locked(cell_lock(store.kept), _ENDING, on_wait=_tell_wait) as lock:
         if not lock.held and lock.holder:
-            where = f"{store.path}: cell {lock.holder}"
-            say(f"{where} of a suite that was killed does not end. End it.")
+            title = f"{store.path}: cell {lock.holder}"
+            say(f"{title} of a suite that was killed does not end. End it.")
             return 2
     todo = cells(stage, options.repeats, options.only)
-    asked = {cell.key for cell in todo}
+    keys = {cell.key for cell in todo}
     if options.retry:
         for key, _, _ in failures(store.records):
-            if key in asked:
+            if key in keys:
                 store.records.pop(key, None)
     store.write()  # where it cannot be written, nothing is measured
     run(store, stage, todo, 60 * options.minutes)
@@ -135,14 +135,14 @@ def _measure(options: argparse.Namespace, stage: Stage, store: Store) -> int:
     )
     # A refusal is an answer, unless it is of what was named.
     named = options.reduction != "auto"
-    bad = [
+    failed = [
         (key, why)
         for key, kind, why in failures(store.records)
-        if key in asked and (kind != "refused" or named)
+        if key in keys and (kind != "refused" or named)
     ]
-    if bad:
-        say(f"{len(bad)} cells failed; the first, {bad[0][0]}: {bad[0][1]}")
-    return int(bool(bad))
+    if failed:
+        say(f"{len(failed)} cells failed; the first, {failed[0][0]}: {failed[0][1]}")
+    return int(bool(failed))
 
 
 def run(store: Store, stage: Stage, todo: Sequence[Cell], budget_s: float) -> None:
@@ -156,28 +156,28 @@ def run(store: Store, stage: Stage, todo: Sequence[Cell], budget_s: float) -> No
         try:
             filled = resolved(cell, store.records)
         except Open as open_:
-            _leave(store, cell, str(open_))
+            _leave_out(store, cell, str(open_))
             continue
         share = _share_of(cell)
         if hangs[share] >= _HANGS:
-            _leave(store, cell, f"{_HANGS} cells of {share} hung in this command")
+            _leave_out(store, cell, f"{_HANGS} cells of {share} hung in this command")
             continue
         if left_s < _usual_s(cell, store.records):
-            _leave(store, cell, "no time left")
+            _leave_out(store, cell, "no time left")
             continue
         others = round(busy_cores(os.sched_getaffinity(0), _LOOK_S), 2)
 
-        def tells(took_s: float, key: str = cell.key) -> None:
+        def tell(took_s: float, key: str = cell.key) -> None:
             say(f"{max(0.0, end_s - time.monotonic()):4.0f} s left  {key}: {took_s:.0f} s so far")
 
-        record = measured(filled, stage.settings, min(cell.deadline_s, left_s), store.kept, tells)
+        record = measured(filled, stage.settings, min(cell.deadline_s, left_s), store.kept, tell)
         record |= {"others_cores": others, "at": utc_now()}
         if record.get("failed") == "hang" and left_s < cell.deadline_s:
-            _leave(store, cell, f"not done in the {left_s:.0f} s that were left")
+            _leave_out(store, cell, f"not done in the {left_s:.0f} s that were left")
             continue
         hangs[share] += record.get("failed") == "hang"
         store.add(record)
-        say(f"{max(0.0, end_s - time.monotonic()):4.0f} s left  {cell.key}: {_told(record)}")
+        say(f"{max(0.0, end_s - time.monotonic()):4.0f} s left  {cell.key}: {_outcome(record)}")
     store.write()
 
 
@@ -187,7 +187,7 @@ def _share_of(cell: Cell) -> str:
     return f"{cell.what.get('backend', 'no backend')}{'' if times is None else f' x {times:g}'}"
 
 
-def _leave(store: Store, cell: Cell, why: str) -> None:
+def _leave_out(store: Store, cell: Cell, why: str) -> None:
     store.not_run.append({"key": cell.key, "why": why})
 
 
@@ -197,12 +197,12 @@ def _usual_s(cell: Cell, records: Mapping[str, Mapping[str, Any]]) -> float:
     return statistics.median(known) if known else _LEAST_S + float(cell.what.get("seconds", 0.0))
 
 
-def _told(record: Mapping[str, Any]) -> str:
+def _outcome(record: Mapping[str, Any]) -> str:
     if "failed" in record:
         return f"{record['failed']}: {str(record['why']).splitlines()[0][:200]}"
     if "choice" in record:
-        its = record["choice"]
-        return f"{its['gmis']} GMIs, {its['num_env']:,} each, by {record['profiles']} measurements"
+        gmis, num_env = record["choice"]["gmis"], record["choice"]["num_env"]
+        return f"{gmis} GMIs, {num_env:,} each, by {record['profiles']} measurements"
     if "steps_per_s" in record:
         return f"{record['steps_per_s']:,.0f} steps/s"
     if "return_mean" in record:
@@ -242,7 +242,7 @@ def _dry(options: argparse.Namespace) -> tuple[Stage, str, list[str]]:
     return dry_stage(env, adapter, sorted(os.sched_getaffinity(0)), check_env), "dry-cpu", []
 
 
-def _waits(holder: str) -> None:
+def _tell_wait(holder: str) -> None:
     say(f"waiting for the end of cell {holder}, of a suite that was killed")
 
 

@@ -11,7 +11,7 @@ from .store import DRY_NOTE, Store
 from .texts import gmis_text, phases_text, ratio_text, setting_text
 
 _PAYS: Final = 1.05  # less is noise
-One = Mapping[str, Any]  # a candidate that was measured
+Measurement = Mapping[str, Any]  # a candidate that was measured
 _BUSY: Final = 0.5  # cores of others that are told
 _AIM: Final = 1.86  # the paper's average for sync training
 _AIM_NUM_ENV: Final = 4096
@@ -19,35 +19,37 @@ _AIM_NUM_ENV: Final = 4096
 
 def summary(store: Store, rows: Sequence[Row]) -> list[str]:
     """Says where packing stops paying, in k, num_env and model, and why, from the rows."""
-    found = [f"{DRY_NOTE}."] if "note" in store.head else []
+    sentences = [f"{DRY_NOTE}."] if "note" in store.head else []
     busy = max((float(r.get("others_cores", 0.0)) for r in store.records.values()), default=0.0)
     if busy > _BUSY:
-        found.append(f"Other programs kept up to {busy:.1f} cores busy meanwhile.")
+        sentences.append(f"Other programs kept up to {busy:.1f} cores busy meanwhile.")
     for experiment in ("training", "serving"):
-        found += _by_k(experiment, [r for r in rows if r["experiment"] == experiment])
+        sentences += _packing_sentences(
+            experiment, [r for r in rows if r["experiment"] == experiment]
+        )
     if eager := [r for r in rows if r["experiment"] == "eager"]:
-        found += _by_k("eager", eager)
+        sentences += _packing_sentences("eager", eager)
     for network in dict.fromkeys(r["network"] for r in rows if r["experiment"] == "num_env"):
-        its = [r for r in rows if r["experiment"] == "num_env" and r["network"] == network]
-        found += _by_num_env(network, [r for r in its if r["side"] != BASELINE])
-    found += _by_precision([r for r in rows if r["experiment"] == "precision"])
-    found += _of_tuner(rows)
-    return [*found, *(_aim(name, rows) for name in ("training", "serving"))]
+        network_rows = [r for r in rows if r["experiment"] == "num_env" and r["network"] == network]
+        sentences += _num_env_sentences(network, [r for r in network_rows if r["side"] != BASELINE])
+    sentences += _precision_sentences([r for r in rows if r["experiment"] == "precision"])
+    sentences += _tuner_sentences(rows)
+    return [*sentences, *(_aim_sentence(name, rows) for name in ("training", "serving"))]
 
 
-def _by_k(experiment: str, rows: Sequence[Row]) -> list[str]:
+def _packing_sentences(experiment: str, rows: Sequence[Row]) -> list[str]:
     """Says what k GMIs give with the environments of one process and, apart from it, with more."""
     rows = [row for row in rows if row["ratio"] and row["gmis"] > 1 and "eager" not in row["side"]]
     shared = [row for row in rows if _same_total(row)]
     totals = sorted({row["peer_setting"]["num_env"] for row in shared})
-    found = [_at_total(experiment, total, shared) for total in totals]
+    sentences = [_same_total_sentence(experiment, total, shared) for total in totals]
     return [
-        *(found or [f"{experiment}: nothing of several GMIs beside one process yet."]),
-        *_in_each(rows),
+        *(sentences or [f"{experiment}: nothing of several GMIs beside one process yet."]),
+        *_larger_total_sentences(rows),
     ]
 
 
-def _at_total(experiment: str, total: int, rows: Sequence[Row]) -> str:
+def _same_total_sentence(experiment: str, total: int, rows: Sequence[Row]) -> str:
     """Says what k GMIs give that share `total` environments, the best of each k."""
     best = _best_by_k([row for row in rows if row["peer_setting"]["num_env"] == total])
     top = max(best.values(), key=lambda row: row["ratio"])
@@ -58,19 +60,19 @@ def _at_total(experiment: str, total: int, rows: Sequence[Row]) -> str:
         verdict += ", and no more beyond"
     return (
         f"{experiment}, k GMIs that share the {total:,} environments of one process, over it: "
-        f"{_each(best)}; {verdict}. {_phases_of(top)}"
+        f"{_ratios_text(best)}; {verdict}. {_phases_of(top)}"
     )
 
 
-def _in_each(rows: Sequence[Row]) -> list[str]:
+def _larger_total_sentences(rows: Sequence[Row]) -> list[str]:
     """The rows with k times the environments: told, and no reason for a verdict on packing."""
     best = _best_by_k([row for row in rows if not _same_total(row)])
     if not best:
         return []
     return [
         f"{next(iter(best.values()))['experiment']}, with as many environments in each GMI as the "
-        f"one process has, k times as many in all: {_each(best)}. More environments may do that "
-        "by themselves; it counts for no verdict."
+        f"one process has, k times as many in all: {_ratios_text(best)}. More environments may do "
+        "that by themselves; it counts for no verdict."
     ]
 
 
@@ -81,7 +83,7 @@ def _best_by_k(rows: Sequence[Row]) -> dict[int, Row]:
     return best
 
 
-def _each(best: Mapping[int, Row]) -> str:
+def _ratios_text(best: Mapping[int, Row]) -> str:
     return ", ".join(
         f"k = {k} {ratio_text(best[k])} ({setting_text(best[k])})" for k in sorted(best)
     )
@@ -92,53 +94,53 @@ def _same_total(row: Row) -> bool:
     return bool(row["gmis"] * row["num_env"] <= row["peer_setting"]["num_env"])
 
 
-def _by_num_env(network: str, rows: Sequence[Row]) -> list[str]:
+def _num_env_sentences(network: str, rows: Sequence[Row]) -> list[str]:
     """The border in num_env: the last that pays, the first after it that does not."""
     by_total = {row["peer_setting"]["num_env"]: row for row in rows}
     if not by_total:
         return []
     totals, text = sorted(by_total), []
     paying = [n for n in totals if by_total[n]["ratio"] >= _PAYS]
-    after = [n for n in totals if not paying or n > paying[-1]]
+    failing = [n for n in totals if not paying or n > paying[-1]]
 
-    def told(totals: Sequence[int]) -> str:
+    def listed(totals: Sequence[int]) -> str:
         return " and ".join(f"{n:,} ({ratio_text(by_total[n])})" for n in totals)
 
     if paying:
-        text.append(f"pays up to {told(paying[-1:])}")
+        text.append(f"pays up to {listed(paying[-1:])}")
         if between := [n for n in totals if n < paying[-1] and n not in paying]:
-            text.append(f"though not at {told(between)}")
-    if after:
-        text.append(f"does not pay at {told(after[:1])}")
+            text.append(f"though not at {listed(between)}")
+    if failing:
+        text.append(f"does not pay at {listed(failing[:1])}")
     else:
         text.append("and where it stops lies beyond what was measured")
-    row = by_total[after[0] if after else paying[-1]]
-    where = f"network {network}" + (f" ({row['env']})" if "env" in row else "")
+    row = by_total[failing[0] if failing else paying[-1]]
+    title = f"network {network}" + (f" ({row['env']})" if "env" in row else "")
     return [
-        f"num_env, {where}: {row['gmis']} GMIs ({row['backend']}) that share as many "
+        f"num_env, {title}: {row['gmis']} GMIs ({row['backend']}) that share as many "
         f"environments as one process has: packing {', '.join(text)}. {_phases_of(row)}"
     ]
 
 
-def _by_precision(rows: Sequence[Row]) -> list[str]:
+def _precision_sentences(rows: Sequence[Row]) -> list[str]:
     """Says what precision gives one process, and packing in each."""
     parts = []
     for row in rows:
         if row["side"].startswith(BASELINE) and row["precision"] != "fp32":
             parts.append(f"one process in {row['precision']} {ratio_text(row)} over fp32")
         elif row["gmis"] > 1 and (row["precision"] == "fp32" or "one process" in row["side"]):
-            where = f"{gmis_text(row['gmis'])} in {row['precision']}"
-            parts.append(f"{where} {ratio_text(row)} over one process in it")
+            title = f"{gmis_text(row['gmis'])} in {row['precision']}"
+            parts.append(f"{title} {ratio_text(row)} over one process in it")
     return [f"precision: {', '.join(parts)}."] if parts else []
 
 
-def _aim(experiment: str, rows: Sequence[Row]) -> str:
+def _aim_sentence(experiment: str, rows: Sequence[Row]) -> str:
     """Tells if GMIs reach the aim with the baseline's own environments, by the best such row."""
     text = (
         f"{experiment}, aim: >= {_AIM} over the exclusive captured baseline at num_env <= "
         f"{_AIM_NUM_ENV:,}:"
     )
-    its = [
+    candidates = [
         row
         for row in rows
         if row["experiment"] == experiment and row["ratio"] and row["gmis"] > 1
@@ -146,31 +148,31 @@ def _aim(experiment: str, rows: Sequence[Row]) -> str:
         and "not_captured" not in row["peer_setting"] and _same_total(row)
         and row["peer_setting"]["num_env"] <= _AIM_NUM_ENV
     ]  # fmt: skip
-    if not its:
+    if not candidates:
         return f"{text} not measured"
-    best = max(its, key=lambda row: row["ratio"])
+    best = max(candidates, key=lambda row: row["ratio"])
     verdict = "reached" if best["ratio"] >= _AIM else "not reached"
     return (
         f"{text} {verdict}: {ratio_text(best)} by {gmis_text(best['gmis'])} ({setting_text(best)}) "
         f"over one process with {best['peer_setting']['num_env']:,}, network {best['network']}"
-        f"{_beyond(best, rows)}"
+        f"{_larger_baseline_text(best, rows)}"
     )
 
 
-def _beyond(best: Row, rows: Sequence[Row]) -> str:
+def _larger_baseline_text(best: Row, rows: Sequence[Row]) -> str:
     """Says what one process does with more environments than the baseline has, or may do."""
-    of_peer = best["peer_setting"]["num_env"]
+    num_env = best["peer_setting"]["num_env"]
     same = ("network", "env", "mode", "devices")
     alone = [
         row
         for row in rows
         if (row.get("block") == "ladder" or row["side"] == BASELINE)
-        and row["num_env"] > of_peer
+        and row["num_env"] > num_env
         and all(row.get(name) == best.get(name) for name in same)
     ]  # fmt: skip
     fastest = max(alone, key=lambda row: row["value"], default=None)
     if fastest is None:
-        return f"; {of_peer:,} is the most that one process was given: it may do better with more"
+        return f"; {num_env:,} is the most that one process was given: it may do better with more"
     if fastest["value"] <= best["peer"]:
         return ""
     return (
@@ -189,102 +191,104 @@ def _phases_of(row: Row) -> str:
 # Where the tuner itself saw packing stop paying.
 
 
-def _of_tuner(rows: Sequence[Row]) -> list[str]:
+def _tuner_sentences(rows: Sequence[Row]) -> list[str]:
     """Says what the tuner chose in each question, beside the suite's own best, and its border."""
-    its = [row for row in rows if row["experiment"] == "tuner"]
-    tuned = [row for row in its if row["side"] == "tune"]
-    beside = {row["block"]: row for row in its if row["side"] == "choice of tune"}
-    found = []
+    tuner_rows = [row for row in rows if row["experiment"] == "tuner"]
+    tuned = [row for row in tuner_rows if row["side"] == "tune"]
+    choice_rows = {row["block"]: row for row in tuner_rows if row["side"] == "choice of tune"}
+    sentences = []
     for row in tuned:
         ended = "" if row["complete"] else ", when its budget ended"
-        found.append(
+        sentences.append(
             f"tuner, network {row['network']} ({row['env']}), at most {row['cap']:,} environments "
             f"in all: it chose {gmis_text(row['gmis'])} ({setting_text(row)}) by {row['profiles']} "
             f"measurements of {row['space']} candidates in {row['spent_s']:.0f} s{ended}. "
-            f"{_beside(beside.get(row['block']))} {border(row['candidates'])}"
+            f"{_comparison_sentence(choice_rows.get(row['block']))} {border(row['candidates'])}"
         )
     if len(tuned) > 1:
-        found.append(_whole(tuned))
-    return found
+        sentences.append(_choices_sentence(tuned))
+    return sentences
 
 
-def border(candidates: Sequence[One]) -> str:
+def border(candidates: Sequence[Measurement]) -> str:
     """Up to which k packing pays, up to how many environments in all, and why not beyond.
 
     Settled only between numbers of GMIs that were measured with as many environments in all.
     """
-    best = _best(candidates, lambda one: one["gmis"])
+    best = _best(candidates, lambda candidate: candidate["gmis"])
     if 1 not in best or len(best) == 1:
         return "It has not measured GMIs beside one process."
-    one = best[1]
-    ratios = {k: _over(best[k], one) for k in sorted(best) if k > 1}
-    each = ", ".join(f"k = {k} {ratios[k]:.2f}x ({best[k]['num_env']:,} each)" for k in ratios)
-    text = f"It saw, over one GMI ({one['num_env']:,}), each at its best num_env: {each}"
+    single = best[1]
+    ratios = {k: _speedup(best[k], single) for k in sorted(best) if k > 1}
+    listed = ", ".join(f"k = {k} {ratios[k]:.2f}x ({best[k]['num_env']:,} each)" for k in ratios)
+    text = f"It saw, over one GMI ({single['num_env']:,}), each at its best num_env: {listed}"
     top = max(ratios, key=lambda k: ratios[k])
     later = [k for k in ratios if k > top]
-    sides = one, best[top]
-    met = _meet(candidates, sides)
+    sides = single, best[top]
+    comparable = _have_common_total(candidates, sides)
     if ratios[top] < _PAYS:
         verdict = "packing does not pay"
     elif later:
         verdict = f"packing stops paying beyond k = {top}"
-        if met:
+        if comparable:
             sides = best[top], best[later[0]]
-            met = _meet(candidates, sides)
+            comparable = _have_common_total(candidates, sides)
     else:
         verdict = f"it pays up to k = {top}, the most that it measured"
-    if not met:
+    if not comparable:
         verdict = "not settled, as these have no number of environments in all in common: "
         verdict += ", ".join(
             f"{gmis_text(side['gmis'])} with "
             + ", ".join(f"{total:,}" for total in _totals(candidates, side))
             for side in sides
         )
-    return f"{text}; {verdict}{_by_total(candidates)}. {_why(*sides)}"
+    return f"{text}; {verdict}{_border_by_total(candidates)}. {_phases_sentence(*sides)}"
 
 
-def _meet(candidates: Sequence[One], sides: tuple[One, One]) -> bool:
+def _have_common_total(
+    candidates: Sequence[Measurement], sides: tuple[Measurement, Measurement]
+) -> bool:
     """Tells whether both numbers of GMIs were measured with as many environments in all."""
-    theirs, ours = (set(_totals(candidates, side)) for side in sides)
-    return bool(theirs & ours)
+    baseline_totals, packed_totals = (set(_totals(candidates, side)) for side in sides)
+    return bool(baseline_totals & packed_totals)
 
 
-def _totals(candidates: Sequence[One], side: One) -> list[int]:
+def _totals(candidates: Sequence[Measurement], side: Measurement) -> list[int]:
     """The environments in all that so many GMIs were measured with, rising."""
-    its = (one for one in candidates if one["gmis"] == side["gmis"])
-    return sorted({int(one["gmis"] * one["num_env"]) for one in its})
+    measured = (candidate for candidate in candidates if candidate["gmis"] == side["gmis"])
+    return sorted({int(candidate["gmis"] * candidate["num_env"]) for candidate in measured})
 
 
-def _by_total(candidates: Sequence[One]) -> str:
+def _border_by_total(candidates: Sequence[Measurement]) -> str:
     """The border in environments, where as many in all were measured in one GMI and in several."""
     ratios = {}
-    totals = sorted({one["gmis"] * one["num_env"] for one in candidates})
+    totals = sorted({c["gmis"] * c["num_env"] for c in candidates})
     for total in totals:
-        same = [one for one in candidates if one["gmis"] * one["num_env"] == total]
-        alone = _best([one for one in same if one["gmis"] == 1], lambda one: 1)
-        packed = _best([one for one in same if one["gmis"] > 1], lambda one: 1)
+        same = [c for c in candidates if c["gmis"] * c["num_env"] == total]
+        alone = _best([c for c in same if c["gmis"] == 1], lambda c: 1)
+        packed = _best([c for c in same if c["gmis"] > 1], lambda c: 1)
         if alone and packed:
-            ratios[total] = _over(packed[1], alone[1])
+            ratios[total] = _speedup(packed[1], alone[1])
     if not ratios:
         return ""
     paying = [total for total, ratio in ratios.items() if ratio >= _PAYS]
-    after = [total for total in ratios if not paying or total > paying[-1]]
+    failing = [total for total in ratios if not paying or total > paying[-1]]
     parts = [f"pays up to {paying[-1]:,} ({ratios[paying[-1]]:.2f}x)"] if paying else []
-    parts += [f"does not pay at {after[0]:,} ({ratios[after[0]]:.2f}x)"] if after else []
+    parts += [f"does not pay at {failing[0]:,} ({ratios[failing[0]]:.2f}x)"] if failing else []
     return f"; with as many environments in all it {' and '.join(parts)}"
 
 
-def _whole(tuned: Sequence[Row]) -> str:
+def _choices_sentence(tuned: Sequence[Row]) -> str:
     """The choices by network and environments, in a line."""
     parts = []
     for network in dict.fromkeys(row["network"] for row in tuned):
-        its = sorted((row for row in tuned if row["network"] == network), key=lambda r: r["cap"])
-        each = ", ".join(f"up to {row['cap']:,} k = {row['gmis']}" for row in its)
-        parts.append(f"{network}: {each}")
+        rows = sorted((row for row in tuned if row["network"] == network), key=lambda r: r["cap"])
+        listed = ", ".join(f"up to {row['cap']:,} k = {row['gmis']}" for row in rows)
+        parts.append(f"{network}: {listed}")
     return f"The tuner's border: {'; '.join(parts)}."
 
 
-def _beside(row: Row | None) -> str:
+def _comparison_sentence(row: Row | None) -> str:
     if row is None:
         return "It was not yet measured beside the best of the suite's own rows."
     peer = row["peer_setting"]
@@ -294,18 +298,22 @@ def _beside(row: Row | None) -> str:
     )
 
 
-def _best(candidates: Sequence[One], by: Any) -> dict[int, One]:
-    found: dict[int, One] = {}
-    for one in candidates:
-        found[by(one)] = max(found.get(by(one), one), one, key=lambda c: float(c["steps_per_s"]))
-    return found
+def _best(candidates: Sequence[Measurement], by: Any) -> dict[int, Measurement]:
+    best: dict[int, Measurement] = {}
+    for candidate in candidates:
+        best[by(candidate)] = max(
+            best.get(by(candidate), candidate), candidate, key=lambda c: float(c["steps_per_s"])
+        )
+    return best
 
 
-def _over(ours: One, theirs: One) -> float:
+def _speedup(ours: Measurement, theirs: Measurement) -> float:
     return float(ours["steps_per_s"]) / float(theirs["steps_per_s"])
 
 
-def _why(theirs: One, ours: One) -> str:
-    sides = " -> ".join(f"{gmis_text(one['gmis'])} of {one['num_env']:,}" for one in (theirs, ours))
+def _phases_sentence(theirs: Measurement, ours: Measurement) -> str:
+    sides = " -> ".join(
+        f"{gmis_text(side['gmis'])} of {side['num_env']:,}" for side in (theirs, ours)
+    )
     text = phases_text(theirs["phases"], theirs["steps_per_s"], ours["phases"], ours["steps_per_s"])
     return f"1,000 steps take, {sides}: {text}."

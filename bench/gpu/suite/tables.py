@@ -25,16 +25,16 @@ def show(store: Store, folder: Path | None, console: Console | None = None) -> l
     console = console or Console(stderr=True, width=118, highlight=False)
     head, rows = store.head, rows_of(store)
     for row in rows:
-        whole = {**row, "machine": head["machine"], "commit": head["commit"],
+        fields = {**row, "machine": head["machine"], "commit": head["commit"],
                  "suite": head["suite"]}  # fmt: skip
-        print(json.dumps(whole | ({"note": head["note"]} if "note" in head else {})), flush=True)
+        print(json.dumps(fields | ({"note": head["note"]} if "note" in head else {})), flush=True)
     console.print(f"[bold]Suite {head['suite']}[/], commit {head['commit']}, {head['machine']}")
     if "note" in head:
         console.print(f"[bold]{head['note']}[/]")
     for name, title in EXPERIMENTS.items():
-        its = [row for row in rows if row["experiment"] == name]
-        if its:
-            console.print(_table(title, its))
+        experiment_rows = [row for row in rows if row["experiment"] == name]
+        if experiment_rows:
+            console.print(_table(title, experiment_rows))
     stage = head["stage"]
     for backend, why in stage["unusable"].items():
         console.print(f"{backend}: not here: {why}")
@@ -42,13 +42,15 @@ def show(store: Store, folder: Path | None, console: Console | None = None) -> l
         console.print("no captured rows: CUDA graphs need a GPU")
     for record in store.records.values():
         if "compiled_s" in record:
-            of = record["block"]
-            console.print(f"kernels of {of}: there in {record['compiled_s']:.0f} s", markup=False)
+            block = record["block"]
+            console.print(
+                f"kernels of {block}: there in {record['compiled_s']:.0f} s", markup=False
+            )
     for key, kind, why in failures(store.records):
         console.print(f"{key}: {kind}: {why}", markup=False)
     for key, record in store.records.items():
-        for said in record.get("not_captured", ()):
-            console.print(f"{key}: {said}", markup=False)
+        for message in record.get("not_captured", ()):
+            console.print(f"{key}: {message}", markup=False)
     clean = [record for record in store.records.values() if not record["left"]]
     console.print(f"{len(store.records)} cells ran; {len(clean)} of them left nothing behind")
     for line in _not_run(store):
@@ -63,13 +65,13 @@ def show(store: Store, folder: Path | None, console: Console | None = None) -> l
 
 def _not_run(store: Store) -> list[str]:
     """Each cell of the first repeat, and how many of the later ones."""
-    firsts = [one for one in store.not_run if one["key"].endswith("#0")]
-    later = Counter(one["key"].split("/")[0] for one in store.not_run if one not in firsts)
-    found = [f"not run: {one['key']}: {one['why']}" for one in firsts]
+    firsts = [cell for cell in store.not_run if cell["key"].endswith("#0")]
+    later = Counter(cell["key"].split("/")[0] for cell in store.not_run if cell not in firsts)
+    lines = [f"not run: {cell['key']}: {cell['why']}" for cell in firsts]
     if later:
-        each = ", ".join(f"{count} of {name}" for name, count in later.items())
-        found.append(f"not run, of later repeats: {each}; the same command goes on")
-    return found
+        counts = ", ".join(f"{count} of {name}" for name, count in later.items())
+        lines.append(f"not run, of later repeats: {counts}; the same command goes on")
+    return lines
 
 
 def _table(title: str, rows: Sequence[Row]) -> Table:
@@ -104,14 +106,14 @@ def _more(row: Row) -> str:
         parts.append(f"host {row['host_bytes'] / 2**30:.2f} GiB")
     if row.get("gmi_mem_bytes") and row.get("gmis", 1) > 1:
         share = row.get("gmi_mem_share")
-        of = f" ({100 * share:.0f} % of its share)" if share is not None else ""
-        parts.append(f"a GMI {row['gmi_mem_bytes'] / 2**30:.2f} GiB{of}")
+        note = f" ({100 * share:.0f} % of its share)" if share is not None else ""
+        parts.append(f"a GMI {row['gmi_mem_bytes'] / 2**30:.2f} GiB{note}")
     if row.get("sm_count"):
-        few, many = min(row["sm_count"]), max(row["sm_count"])
-        parts.append(f"{few} SMs" if few == many else f"{few} to {many} SMs")
+        least, most = min(row["sm_count"]), max(row["sm_count"])
+        parts.append(f"{least} SMs" if least == most else f"{least} to {most} SMs")
     if "profiles" in row:
-        which = f"{row['gmis']} GMI{'' if row['gmis'] == 1 else 's'} ({row['backend']})"
-        parts.append(f"chose {which}: {row['profiles']} measurements in {row['spent_s']:.0f} s")
+        choice = f"{row['gmis']} GMI{'' if row['gmis'] == 1 else 's'} ({row['backend']})"
+        parts.append(f"chose {choice}: {row['profiles']} measurements in {row['spent_s']:.0f} s")
     if row.get("sm_activity") is not None:
         parts.append(f"SMs {100 * row['sm_activity']:.0f} %")
     if row.get("cores") is not None:

@@ -20,10 +20,10 @@ from .config import tune_config_of
 from .store import slug
 
 What = Mapping[str, Any]
-Found = dict[str, Any]
+Result = dict[str, Any]
 
 
-def tune(cell: What, stage: What, kept: Path) -> Found:
+def tune(cell: What, stage: What, kept: Path) -> Result:
     """Has `gmi-drl tune` choose for the cell's question, and returns all that it measured.
 
     Its record is in `kept`, the suite's own folder: one that was ended goes on, and what other
@@ -42,15 +42,15 @@ def tune(cell: What, stage: What, kept: Path) -> Found:
     assert chosen.winner is not None
     measured = []
     for finding in findings.all:
-        its = finding.measured
-        one = {
-            **_setting(finding.candidate), "steps_per_s": round(its.steps_per_s, 1),
-            "error": round(its.error, 4), "seconds": round(its.seconds, 2),
-            "phases": {name: round(share, 4) for name, share in its.phases.items()},
-            "host_bytes": its.host_bytes, "device_bytes": its.device_bytes,
-            "memory": round(its.memory, 4),
+        measurement = finding.measured
+        fields = {
+            **_setting(finding.candidate), "steps_per_s": round(measurement.steps_per_s, 1),
+            "error": round(measurement.error, 4), "seconds": round(measurement.seconds, 2),
+            "phases": {name: round(share, 4) for name, share in measurement.phases.items()},
+            "host_bytes": measurement.host_bytes, "device_bytes": measurement.device_bytes,
+            "memory": round(measurement.memory, 4),
         }  # fmt: skip
-        measured.append({name: value for name, value in one.items() if value is not None})
+        measured.append({name: value for name, value in fields.items() if value is not None})
     return {
         "choice": {**_setting(chosen.winner), "capture": what["capture"]},
         "steps_per_s": recorded.promised,
@@ -62,19 +62,23 @@ def tune(cell: What, stage: What, kept: Path) -> Found:
         "spent_s": round(recorded.spent_s, 1),
         "candidates": measured,
         "refused": [
-            {**_setting(one), "reason": failed.reason, "why": failed.text}
-            for one, failed in findings.failures.items()
+            {**_setting(candidate), "reason": failed.reason, "why": failed.text}
+            for candidate, failed in findings.failures.items()
         ],
     }
 
 
-def _setting(one: Candidate) -> Found:
-    row = one.row
-    its: Found = {"gmis": row.gmi_per_gpu, "backend": row.backend, "num_env": one.num_env}
-    return its | ({"sm_overcommit": row.sm_overcommit} if row.sm_overcommit != 1.0 else {})
+def _setting(candidate: Candidate) -> Result:
+    row = candidate.row
+    setting: Result = {
+        "gmis": row.gmi_per_gpu,
+        "backend": row.backend,
+        "num_env": candidate.num_env,
+    }
+    return setting | ({"sm_overcommit": row.sm_overcommit} if row.sm_overcommit != 1.0 else {})
 
 
-def warm(cell: What, stage: What, kept: Path) -> Found:
+def warm(cell: What, stage: What, kept: Path) -> Result:
     """Compiles the kernels of an environment, which are kept for all that come later."""
     import torch
 

@@ -50,8 +50,8 @@ class Listening(ProfileWatch):
     def tick(self, gang: Gang) -> None:
         """See `Watch`."""
         if not self._shares:
-            its = {gmi.gmi_id: memory_share(gang.layout, gmi.gmi_id) for gmi in gang.layout.gmis}
-            self._shares = {gmi_id: share.nbytes for gmi_id, share in its.items() if share}
+            shares = {gmi.gmi_id: memory_share(gang.layout, gmi.gmi_id) for gmi in gang.layout.gmis}
+            self._shares = {gmi_id: share.nbytes for gmi_id, share in shares.items() if share}
         try:
             super().tick(gang)
         except StopRun:  # the folder goes with the run
@@ -65,32 +65,34 @@ class Listening(ProfileWatch):
         over the GMI's own share. `sm_count`: of each GMI, as CUDA says. `not_captured`: what was to
         be captured, and was not, in words.
         """
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if self._first_at_s is not None:
-            found["first_iteration_s"] = round(self._first_at_s - self._asked_at_s, 3)
+            fields["first_iteration_s"] = round(self._first_at_s - self._asked_at_s, 3)
         for name in _MEANS:
             if known := [line[name] for line in self._lines if name in line][1:]:
-                found[name] = sum(known) / len(known)
+                fields[name] = sum(known) / len(known)
         if peak := max(self._peaks.values(), default=0):
-            found["gmi_mem_bytes"] = peak
-        over = [self._peaks.get(gmi_id, 0) / its for gmi_id, its in self._shares.items() if its]
-        if peak and over:
-            found["gmi_mem_share"] = round(max(over), 4)
+            fields["gmi_mem_bytes"] = peak
+        ratios = [
+            self._peaks.get(gmi_id, 0) / share for gmi_id, share in self._shares.items() if share
+        ]
+        if peak and ratios:
+            fields["gmi_mem_share"] = round(max(ratios), 4)
         if self._sms:
-            found["sm_count"] = self._sms
+            fields["sm_count"] = self._sms
         if self._eager:
-            found["not_captured"] = self._eager
-        return found
+            fields["not_captured"] = self._eager
+        return fields
 
 
 def _not_captured(folders: Sequence[Path]) -> list[str]:
     """Returns what GMIs say of it in their logs, once each."""
-    said: dict[str, None] = {}
+    messages: dict[str, None] = {}
     for folder in folders:
         for path in sorted(folder.rglob("gmi*.log")):
             lines = path.read_text(errors="replace").splitlines()
-            said |= dict.fromkeys(line for line in lines if _NOT_CAPTURED in line)
-    return list(said)[:3]
+            messages |= dict.fromkeys(line for line in lines if _NOT_CAPTURED in line)
+    return list(messages)[:3]
 
 
 class Following:
