@@ -66,7 +66,7 @@ class LostDevices:
         deaths_of: Callable[[int], Sequence[ActorDiedError]],
     ) -> None:  # fmt: skip
         self._specs, self._topology, self._deaths_of = list(gmis), topology, deaths_of
-        self._looked_at: dict[int, int] = {}
+        self._num_checked: dict[int, int] = {}
         self._lost: dict[int, str] = {}
 
     def look(self) -> Mapping[int, str]:
@@ -75,8 +75,8 @@ class LostDevices:
             if spec.gpu_id in self._lost:
                 continue
             deaths = self._deaths_of(spec.gmi_id)
-            new_deaths = deaths[self._looked_at.get(spec.gmi_id, 0) :]
-            self._looked_at[spec.gmi_id] = len(deaths)
+            new_deaths = deaths[self._num_checked.get(spec.gmi_id, 0) :]
+            self._num_checked[spec.gmi_id] = len(deaths)
             codes = [death.exit_code for death in new_deaths]
             if DEVICE_LOST in codes:
                 self._lost[spec.gpu_id] = f"gmi {spec.gmi_id} met an uncorrectable error of it"
@@ -106,7 +106,7 @@ class FaultWaves:
     ) -> None:  # fmt: skip
         self._specs = {spec.gmi_id: spec for spec in gmis}
         self._handles, self._is_dead, self._fence = handles, is_dead, fence
-        self._looked_at: dict[int, int] = {}  # deaths of each GMI that were checked for faults
+        self._num_checked: dict[int, int] = {}  # deaths of each GMI that were checked for faults
         self._waves: dict[int, dict[int, int]] = {}  # by device: deaths of each GMI before it
 
     def spread(self) -> None:
@@ -116,8 +116,8 @@ class FaultWaves:
         """
         for gmi_id, handle in self._handles.items():
             deaths, spec = runtime.deaths(handle), self._specs[gmi_id]
-            new_deaths = deaths[self._looked_at.get(gmi_id, 0) :]
-            self._looked_at[gmi_id] = len(deaths)
+            new_deaths = deaths[self._num_checked.get(gmi_id, 0) :]
+            self._num_checked[gmi_id] = len(deaths)
             if (
                 any(death.exit_code in (DEVICE_FAULT, DEVICE_LOST) for death in new_deaths)
                 and backend_of(spec.backend).faults_spread
@@ -128,7 +128,7 @@ class FaultWaves:
             if all(self._num_deaths(gmi_id) > count for gmi_id, count in counts.items()):
                 del self._waves[gpu_id]
                 for gmi_id, count in counts.items():  # deaths in this wave begin no other
-                    self._looked_at[gmi_id] = max(self._looked_at.get(gmi_id, 0), count + 1)
+                    self._num_checked[gmi_id] = max(self._num_checked.get(gmi_id, 0), count + 1)
 
     def look_s(self, left_s: float | None) -> float | None:
         """Returns how long to wait before `spread` is called again, as a restart ends no wait."""
@@ -143,7 +143,7 @@ class FaultWaves:
             for spec in self._specs.values()
             if spec.gpu_id == faulted.gpu_id and spec.gmi_id != faulted.gmi_id
         ]
-        counts = {id: self._looked_at.get(id, 0) for id in neighbours}
+        counts = {id: self._num_checked.get(id, 0) for id in neighbours}
         not_faulted = [id for id, count in counts.items() if self._num_deaths(id) == count]
         self._fence(not_faulted)
         reason = f"it shared a GPU with gmi {faulted.gmi_id}, which had a fatal fault there"

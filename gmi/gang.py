@@ -66,7 +66,7 @@ class Gang:
         self._processes: list[GmiProcess] = []
         self._process_of: dict[int, GmiProcess] = {}
         self._handles: dict[int, ActorHandle] = {}  # by gmi_id; GMIs that are threads share one
-        self._told: dict[int, int] = {}  # how many restarts of each GMI `restarts` has returned
+        self._num_reported: dict[int, int] = {}  # restarts of GMIs that `restarts` has returned
         specs = layout.on_host(host)
         self._waves = FaultWaves(specs, self._handles, self._is_dead, self._fence)
         self._lost = LostDevices(specs if shrinks else (), layout.topology, self._deaths)
@@ -121,7 +121,7 @@ class Gang:
     def to_come(self) -> list[ObjectRef]:
         """Returns references to what `wait` waits for: GMIs' answers, and ends of processes."""
         answers = [ref for ref in self._pending.values() if not ref.slot.done]
-        return [*answers, *self._ends_to_come()]
+        return [*answers, *self._pending_deaths()]
 
     def results(self) -> dict[int, Any]:
         """Returns each GMI's answer by gmi_id, in the layout's order, after `wait` was True."""
@@ -158,8 +158,8 @@ class Gang:
         restarts = []
         for gmi_id in self._specs:
             deaths = runtime.deaths(self._handles[gmi_id])
-            restarts += [(gmi_id, death) for death in deaths[self._told.get(gmi_id, 0) :]]
-            self._told[gmi_id] = len(deaths)
+            restarts += [(gmi_id, death) for death in deaths[self._num_reported.get(gmi_id, 0) :]]
+            self._num_reported[gmi_id] = len(deaths)
         return restarts
 
     def at_work(self) -> dict[int, int | None]:
@@ -281,7 +281,7 @@ class Gang:
     def _actors(self) -> list[ActorHandle]:
         return [process.handle for process in self._processes]
 
-    def _ends_to_come(self) -> list[ObjectRef]:
+    def _pending_deaths(self) -> list[ObjectRef]:
         return [process.death for process in self._processes if not process.death.slot.done]
 
     def _failures(self) -> dict[int, tuple[float, TaskError | ActorDiedError]]:
@@ -308,7 +308,7 @@ class Gang:
 
     def _fail(self) -> None:
         """Finds the GMI that failed first, stops the others, and raises."""
-        if alive := self._ends_to_come():
+        if alive := self._pending_deaths():
             runtime.wait(alive, len(alive), _SETTLE)
         failures = self._failures()
 

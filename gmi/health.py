@@ -107,7 +107,7 @@ def _driver(machine: Machine) -> HealthFinding:
             "driver", "broken", "-", machine.why_not,
             "See what nvidia-smi says. After an update of the driver, restart the machine.",
         )  # fmt: skip
-    count = _on_the_bus()
+    count = _num_pci_gpus()
     if not count:
         return HealthFinding("driver", "not here", "-", machine.why_not)
     return HealthFinding(
@@ -157,7 +157,7 @@ def _peers(topology: Topology) -> HealthFinding:
 
 def _processes(machine: Machine) -> HealthFinding:
     names = [
-        f"GPU {device.index}: {_called(process)}"
+        f"GPU {device.index}: {_process_text(process)}"
         for device in machine.devices
         for process in device.processes
     ]
@@ -177,7 +177,7 @@ def _processes(machine: Machine) -> HealthFinding:
     )  # fmt: skip
 
 
-def _called(process: GpuProcess) -> str:
+def _process_text(process: GpuProcess) -> str:
     """Names a process, and its user if this process can see it."""
     memory = "" if process.mem_bytes is None else f", {process.mem_bytes / 2**30:.1f} GiB"
     owner = ""
@@ -187,7 +187,7 @@ def _called(process: GpuProcess) -> str:
     return f"{process.pid}{owner}, {process.kind}{memory}"
 
 
-def _on_the_bus() -> int:
+def _num_pci_gpus() -> int:
     """Counts NVIDIA's display controllers on the PCI bus, usable here or not."""
     count = 0
     for device in _PCI.glob("*"):

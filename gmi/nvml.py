@@ -200,7 +200,7 @@ def read_instances(
         profile = _PROFILE.search(str(nvml.nvmlDeviceGetName(device)))
         if number is None or attributes is None or profile is None:
             continue  # it was destroyed meanwhile
-        start, size = _place(nvml, handle, number) or (_UNKNOWN, 0)
+        start, size = _placement(nvml, handle, number) or (_UNKNOWN, 0)
         instance = MigInstance(
             uuid=str(nvml.nvmlDeviceGetUUID(device)), profile=profile[1].lower(), start=start,
             size=size,
@@ -210,18 +210,18 @@ def read_instances(
         instances.append((int(number), instance))
     instances_ = [instance for _, instance in instances]
     if any(instance.start == _UNKNOWN for instance in instances_):
-        instances_ = _placed(instances, gpu)
+        instances_ = _guess_places(instances, gpu)
     return tuple(sorted(instances_, key=lambda instance: (instance.start, instance.uuid)))
 
 
-def _place(nvml: Any, handle: Any, number: int) -> tuple[int, int] | None:
+def _placement(nvml: Any, handle: Any, number: int) -> tuple[int, int] | None:
     """Returns (start, size) of a GPU instance; None if the user may not know it."""
     instance = query(nvml, nvml.nvmlDeviceGetGpuInstanceById, handle, number)
     info = None if instance is None else query(nvml, nvml.nvmlGpuInstanceGetInfo, instance)
     return None if info is None else (int(info.placement.start), int(info.placement.size))
 
 
-def _placed(instances: list[tuple[int, MigInstance]], gpu: Device) -> list[MigInstance]:
+def _guess_places(instances: list[tuple[int, MigInstance]], gpu: Device) -> list[MigInstance]:
     """Gives instances possible places; places in a row if a profile is not known."""
     names = {number: instance.profile.rpartition("c.")[2] for number, instance in instances}
     profiles = {profile.name: profile for profile in profiles_of(gpu)}

@@ -51,8 +51,8 @@ class ThreadHost:
         Errors of entering the GMI's slice, or of building its body, are raised here, so that they
         count as this GMI's and not as its neighbours'.
         """
-        body = _outcome(self._bodies[gmi_id])
-        return _outcome(self._submit(gmi_id, getattr(body, method), *args, **kwargs))
+        body = _result_of(self._bodies[gmi_id])
+        return _result_of(self._submit(gmi_id, getattr(body, method), *args, **kwargs))
 
     def _submit(
         self, gmi_id: int, function: Callable[..., Any], /, *args: Any, **kwargs: Any
@@ -61,7 +61,7 @@ class ThreadHost:
         context = contextvars.copy_context()
         context.run(runtime.label_records, gmi_id)
         executor = self._threads[gmi_id]
-        return executor.submit(context.run, _ending, function, *args, **kwargs)
+        return executor.submit(context.run, _run_to_exit, function, *args, **kwargs)
 
 
 def _build(entered: Future[Any], body: type, args: tuple[Any, ...]) -> Any:
@@ -71,7 +71,7 @@ def _build(entered: Future[Any], body: type, args: tuple[Any, ...]) -> Any:
     return body(*args)
 
 
-def _outcome(future: Future[Any]) -> Any:
+def _result_of(future: Future[Any]) -> Any:
     """Waits for the result; raises its error without the frames of how it was run."""
     error = future.exception()
     if error is None:
@@ -82,7 +82,7 @@ def _outcome(future: Future[Any]) -> Any:
     raise error.with_traceback(trace or error.__traceback__)
 
 
-def _ending(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _run_to_exit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Runs a function; sys.exit in it ends the process, as in a GMI with one of its own."""
     try:
         return function(*args, **kwargs)

@@ -32,7 +32,7 @@ class Fault:
 
     def __str__(self) -> str:
         position = "" if self.line is None else f"line {self.line}: "
-        value = "" if self.value is ABSENT else f"={_short(self.value)}"
+        value = "" if self.value is ABSENT else f"={_shorten(self.value)}"
         return f"{position}{self.where}{value}; {self.rule}. {self.remedy}"
 
 
@@ -97,7 +97,7 @@ def close_names(name: str, known: Iterable[str]) -> list[str]:
     return [by_lower[match] for match in dict.fromkeys([*anagrams, *matches])][:3]
 
 
-def _short(value: Any, limit: int = 80) -> str:
+def _shorten(value: Any, limit: int = 80) -> str:
     text = repr(value)  # the end of a path says more than its middle
     half = (limit - 3) // 2
     return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"

@@ -53,7 +53,7 @@ def _cores(value: Any) -> Any:
     return (value,) if type(value) is int else as_tuple(value)
 
 
-def _some(value: Any) -> Any:
+def _gmis(value: Any) -> Any:
     if value == []:  # not by a bound of the field, as faulty entries do not count there
         raise broken("there is no GMI", "Give one or more.")
     return as_tuple(value)
@@ -110,7 +110,7 @@ class LayoutFile(Section):
     """1."""
     template: TemplateName
     """the template whose roles it has, for example tcg_ex."""
-    gmis: Annotated[tuple[_Gmi, ...], BeforeValidator(_some)]
+    gmis: Annotated[tuple[_Gmi, ...], BeforeValidator(_gmis)]
     """a list with gpu and roles of each GMI."""
 
     @property

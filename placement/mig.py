@@ -117,7 +117,7 @@ def placements(
 ) -> tuple[MigSlice, ...] | None:
     """Returns a place for an instance of each profile beside `taken`; None if they do not fit."""
     order = sorted(range(len(wanted)), key=lambda n: (-wanted[n].size, wanted[n].name))
-    starts = _place([wanted[n] for n in order], _slices(taken))
+    starts = _find_starts([wanted[n] for n in order], _slices(taken))
     if starts is None:
         return None
     places = dict(zip(order, starts, strict=True))
@@ -134,10 +134,10 @@ def pack(
     equal requests get equal profiles, with as few slices of memory in sum as possible, and with as
     many SMs as these allow. LayoutError says what does not fit.
     """
-    used = _matched(requests, _without_compute_instances(existing))
+    used = _match(requests, _without_compute_instances(existing))
     unmatched = [n for n in range(len(requests)) if n not in used]
     taken = [(instance.start, instance.size) for instance in existing]
-    created = _created([requests[n] for n in unmatched], profiles, taken, list(used.values()))
+    created = _choose_new([requests[n] for n in unmatched], profiles, taken, list(used.values()))
     slices = {n: MigSlice(instance.profile, instance.start) for n, instance in used.items()}
     slices.update(zip(unmatched, created, strict=True))
     return tuple(slices[n] for n in range(len(requests)))
@@ -174,7 +174,7 @@ def mig_slices(
         )
     if not profiles:
         raise LayoutError(
-            f"{gpu}: {count} MIG instances{_size(mem_bytes)}; it has {_listed(usable)}, and the "
+            f"{gpu}: {count} MIG instances{_size(mem_bytes)}; it has {_describe(usable)}, and the "
             "profiles of this kind are not known. Make them with nvidia-smi mig, or use fewer GMIs."
         )
     try:
@@ -187,7 +187,7 @@ def mig_slices(
     if not allow_create:
         commands = "\n".join(f"  {line}" for line in commands_for(device, planned))
         raise LayoutError(
-            f"{gpu}: {count} MIG instances{_size(mem_bytes)}; it has {_listed(usable)}, and none "
+            f"{gpu}: {count} MIG instances{_size(mem_bytes)}; it has {_describe(usable)}, and none "
             "are made without hardware.allow_create. Set hardware.allow_create: true (needs root "
             f"and an idle GPU), or have an administrator run:\n{commands}"
         )
@@ -234,7 +234,7 @@ def _largest(device: Device, count: int) -> tuple[MigSlice, ...]:
     raise LayoutError(_no_room([0] * (count - len(existing)), profiles, taken, existing))
 
 
-def _created(
+def _choose_new(
     requests: Sequence[int],
     profiles: Sequence[Profile],
     taken: Sequence[Interval],
@@ -260,7 +260,7 @@ def _created(
         return sum(p.size * n for p, n in pairs), -sum(_sms(p) * n for p, n in pairs)
 
     slices = max((start + p.size for p in profiles for start in p.starts), default=0)
-    for chosen in sorted(_within(fitting, numbers, slices - len(_slices(taken))), key=cost):
+    for chosen in sorted(_choices(fitting, numbers, slices - len(_slices(taken))), key=cost):
         profile_of = dict(zip(kinds, chosen, strict=True))
         if places := placements([profile_of[least_bytes] for least_bytes in requests], taken):
             return places
@@ -269,7 +269,7 @@ def _created(
     raise LayoutError(_no_room(requests, profiles, taken, used))
 
 
-def _within(
+def _choices(
     fitting: Sequence[Sequence[Profile]], numbers: Sequence[int], room: int
 ) -> Iterator[tuple[Profile, ...]]:
     """Yields all choices of a profile for each kind of request whose slices fit into `room`."""
@@ -279,11 +279,11 @@ def _within(
     for profile in fitting[0]:
         remaining_room = room - profile.size * numbers[0]
         if remaining_room >= 0:
-            for rest in _within(fitting[1:], numbers[1:], remaining_room):
+            for rest in _choices(fitting[1:], numbers[1:], remaining_room):
                 yield profile, *rest
 
 
-def _matched(requests: Sequence[int], existing: Sequence[MigInstance]) -> dict[int, MigInstance]:
+def _match(requests: Sequence[int], existing: Sequence[MigInstance]) -> dict[int, MigInstance]:
     """Matches existing instances to indices of `requests`, the largest requests first."""
     free, matched = sorted(existing, key=lambda i: (i.mem_bytes, i.start)), {}
     for n in sorted(range(len(requests)), key=lambda n: -requests[n]):
@@ -294,7 +294,7 @@ def _matched(requests: Sequence[int], existing: Sequence[MigInstance]) -> dict[i
     return matched
 
 
-def _place(wanted: Sequence[Profile], taken: frozenset[int]) -> list[int] | None:
+def _find_starts(wanted: Sequence[Profile], taken: frozenset[int]) -> list[int] | None:
     """Returns a start for each profile, ascending for equal ones; None if they do not fit."""
     if not wanted:
         return []
@@ -302,7 +302,7 @@ def _place(wanted: Sequence[Profile], taken: frozenset[int]) -> list[int] | None
     for start in reversed(wanted[0].starts):
         cover = covered(start, wanted[0].size)
         if taken.isdisjoint(cover):
-            rest = _place(wanted[1:], taken.union(cover))
+            rest = _find_starts(wanted[1:], taken.union(cover))
             if rest is not None:
                 return [start, *rest]
     return None
@@ -331,8 +331,8 @@ def _no_room(
     if used:
         missing, total = len(requests), len(used) + count
         return (
-            f"{len(used) + missing} MIG instances{_size(need)}; there {_are(len(used))} "
-            f"{_listed(used)}, {missing} {_are(missing)} missing, and there is room for "
+            f"{len(used) + missing} MIG instances{_size(need)}; there {_verb(len(used))} "
+            f"{_describe(used)}, {missing} {_verb(missing)} missing, and there is room for "
             f"{count or 'none'}{beside}. Use {total} GMI{'s' * (total > 1)} on this GPU{less}."
         )
     remedy = f"Use {count} GMIs or fewer on this GPU" if count else "Use other GPUs"
@@ -369,10 +369,10 @@ def _size(mem_bytes: int | None) -> str:
     return f" of {mem_bytes / _GIB:.1f} GiB or more" if mem_bytes else ""
 
 
-def _are(count: int) -> str:
+def _verb(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _listed(instances: Sequence[MigInstance]) -> str:
+def _describe(instances: Sequence[MigInstance]) -> str:
     names = ", ".join(f"{instance.profile} at {instance.start}" for instance in instances)
     return f"{len(instances)} ({names})" if names else "none"

@@ -163,10 +163,10 @@ def _with_cores(device: Device, gmis: Specs) -> list[GmiSpec]:
 
 def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpec]:
     total = usable_percent(device, hardware.sm_overcommit)
-    percent = _left(total, [gmi.sm_percent for gmi in gmis], 1)
+    percent = _even_share(total, [gmi.sm_percent for gmi in gmis], 1)
     memory = None
     if (usable_mem := usable_bytes(device)) is not None:
-        memory = _left(usable_mem, [gmi.mem_bytes for gmi in gmis], _MIB)
+        memory = _even_share(usable_mem, [gmi.mem_bytes for gmi in gmis], _MIB)
     return [
         replace(
             gmi,
@@ -183,7 +183,7 @@ def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpe
     if not groups:
         return list(gmis)
     given = [None if g.sm_percent is None else groups_of(g.sm_percent, groups) for g in gmis]
-    even = _left(groups, given, 1)
+    even = _even_share(groups, given, 1)
     percent = even and percent_of(even, groups)
     return [replace(g, sm_percent=g.sm_percent or percent) for g in gmis]
 
@@ -206,7 +206,7 @@ def _mig(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpec]
     return [replace(gmi, mig=place) for gmi, place in zip(gmis, places, strict=True)]
 
 
-def _left(total: int, given: Sequence[int | None], unit: int) -> int | None:
+def _even_share(total: int, given: Sequence[int | None], unit: int) -> int | None:
     """Returns the even share of the rest for each entry of None, in whole units; or None."""
     num_open = given.count(None)
     if not num_open:

@@ -50,7 +50,7 @@ class GreenBackend(GpuBackend):
         num_groups_ = {}
         for device in topology.devices:
             if specs := [spec for spec in gmis if spec.gpu_id == device.index]:
-                num_groups_[device.index] = _checked(specs, device)
+                num_groups_[device.index] = _num_groups_needed(specs, device)
         return GreenSlices(self, num_groups_)
 
     def enter(self, spec: GmiSpec, device: Device) -> None:
@@ -63,7 +63,7 @@ class GreenBackend(GpuBackend):
         verify_outside_mps(spec)
         with _lock:
             _thread_state.green = _take(spec, device)
-        _use(spec, _thread_state.green.stream)
+        _set_stream(spec, _thread_state.green.stream)
 
     def verify(self, spec: GmiSpec, device: Device) -> None:
         """Raises SliceError unless this thread works on the SMs of the spec, and on no others."""
@@ -108,7 +108,7 @@ class GreenSlices(Slices):
         return super().environment(spec) | {_WANTED: str(self._wanted[spec.gpu_id])}
 
 
-def _checked(gmis: Sequence[GmiSpec], device: Device) -> int:
+def _num_groups_needed(gmis: Sequence[GmiSpec], device: Device) -> int:
     """Returns the groups that GMIs need together; SliceError if the GPU has fewer."""
     groups, total = num_groups(device), 0
     name = f"GPU {device.index} ({device.name})"
@@ -169,7 +169,7 @@ def _take(spec: GmiSpec, device: Device) -> GreenContext:
     return _partition.take(count)
 
 
-def _use(spec: GmiSpec, stream: int) -> None:
+def _set_stream(spec: GmiSpec, stream: int) -> None:
     """Makes a stream the current one of torch in this thread."""
     import torch
 

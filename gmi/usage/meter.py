@@ -237,7 +237,7 @@ class Meter:
         """Begins to measure, from the memory that is held now."""
         pids = set(gang.pids().values())
         self._began = self._clock(), processes.cpu_s(processes.with_children(pids))
-        self._weigh(pids)
+        self._measure_host(pids)
         self._devices.begin()
 
     def end(self, gang: Gang) -> GangUsage:
@@ -248,10 +248,10 @@ class Meter:
             elapsed_s = max(self._clock() - began_s, 1e-9)
             spent_s = processes.cpu_s(processes.with_children(pids)) - spent_s
             self._cores = max(0.0, spent_s) / elapsed_s
-        self._weigh(pids)
+        self._measure_host(pids)
         return GangUsage(self._host_bytes, self._host_share, self._cores, self._devices.end())
 
-    def _weigh(self, pids: set[int]) -> None:
+    def _measure_host(self, pids: set[int]) -> None:
         all_pids = processes.with_children(pids)
         held_bytes = processes.memory_bytes(all_pids, processes.parents(pids))
         self._host_bytes = max(self._host_bytes, held_bytes)

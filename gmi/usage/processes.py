@@ -52,7 +52,7 @@ def memory_bytes(pids: Iterable[int], sharing: Iterable[int] = ()) -> int:
     evenly among all that map it (PSS).
     """
     shares = sum(_share_bytes(pid) for pid in sharing)
-    return shares + sum(_share_bytes(pid) + _above_now_bytes(pid) for pid in pids)
+    return shares + sum(_share_bytes(pid) + _peak_excess_bytes(pid) for pid in pids)
 
 
 def cpu_s(pids: Iterable[int]) -> float:
@@ -113,7 +113,7 @@ def _share_bytes(pid: int) -> int:
     return 0
 
 
-def _above_now_bytes(pid: int) -> int:
+def _peak_excess_bytes(pid: int) -> int:
     try:
         fields = _fields(_PROC / str(pid) / "status")
         return max(0, fields["VmHWM"] - fields["VmRSS"]) * 1024

@@ -37,7 +37,7 @@ def check(config: Config, topology: Topology) -> list[Fault]:
     config = simplest(config)
     template_faults: list[Fault] = []
     if config.layout.file is None:
-        template_faults += _mode_of(config.template, config)
+        template_faults += _template_mode(config.template, config)
         faults += config.template.shape_faults(shape_of(config, topology))
         faults += _cores(config, topology)
     if not faults:
@@ -50,7 +50,7 @@ def check(config: Config, topology: Topology) -> list[Fault]:
             faults.append(Fault("layout", ABSENT, rule if separator else str(error), remedy))
     if layout is not None:
         if config.layout.file is not None and layout.template in TEMPLATES:
-            faults += _mode_of(TEMPLATES[layout.template], config)
+            faults += _template_mode(TEMPLATES[layout.template], config)
         faults += layout_faults_of(config, layout)
     trainers = _counts(config, topology, layout, "trainer")
     agents = _counts(config, topology, layout, "agent")
@@ -251,7 +251,7 @@ def _on_loss(config: Config, cluster: ClusterConfig) -> Iterator[Fault]:
         )  # fmt: skip
 
 
-def _mode_of(template: Template, config: Config) -> Iterator[Fault]:
+def _template_mode(template: Template, config: Config) -> Iterator[Fault]:
     if template.mode != config.mode:
         names = " or ".join(template_.name for template_ in templates_of(config.mode))
         alternative = ", leave it out," if config.layout.file is None else " in the layout's file,"

@@ -48,7 +48,7 @@ CONFIG_VERSION = 1
 BackendName: TypeAlias = Literal["cpu", "direct", "mps", "mig", "green"]
 
 
-def _entries_of_callbacks(value: Any) -> Any:
+def _callback_entries(value: Any) -> Any:
     """Returns a list of callbacks as the tuple that is kept, if each is a class or has options."""
     for entry in value if isinstance(value, list | tuple) else ():
         names = (
@@ -64,7 +64,7 @@ def _entries_of_callbacks(value: Any) -> Any:
     return as_tuple(value)
 
 
-_Callbacks = Annotated[tuple[str | dict[str, Any], ...], BeforeValidator(_entries_of_callbacks)]
+_Callbacks = Annotated[tuple[str | dict[str, Any], ...], BeforeValidator(_callback_entries)]
 _Logger: TypeAlias = Literal["tensorboard", "wandb", "mlflow"]
 
 
@@ -156,7 +156,7 @@ class RunConfig(Section):
         return value
 
 
-def _entries(value: Any) -> Any:
+def _wrapper_entries(value: Any) -> Any:
     """Returns a list of wrappers as the tuple that is kept, if each is a name or has one."""
     for entry in value if isinstance(value, list | tuple) else ():
         is_named = isinstance(entry, dict) and len(entry) == 1
@@ -170,7 +170,7 @@ def _entries(value: Any) -> Any:
     return as_tuple(value)
 
 
-Wrappers = Annotated[tuple[str | dict[str, Any], ...], BeforeValidator(_entries)]
+Wrappers = Annotated[tuple[str | dict[str, Any], ...], BeforeValidator(_wrapper_entries)]
 
 
 class EnvConfig(Section):
@@ -452,7 +452,7 @@ class RoleConfig(Section):
         return {"class": value} if isinstance(value, str) else value
 
     @model_serializer
-    def _with_its_name(self) -> dict[str, Any]:
+    def _serialize_class(self) -> dict[str, Any]:
         return {"class": self.class_, "params": self.params}
 
 

@@ -135,14 +135,14 @@ def _apply(data: dict[str, Any], overrides: Iterable[str]) -> tuple[list[Fault],
         except yaml.YAMLError:
             faults.append(Fault(option, value_text, "not a YAML value", "Put it in quotes."))
             continue
-        if (fault := _put(data, keys, value, option)) is not None:
+        if (fault := _set_value(data, keys, value, option)) is not None:
             faults.append(fault)
         else:
             overridden.add(keys)
     return faults, overridden
 
 
-def _put(data: dict[str, Any], keys: Keys, value: Any, where: str) -> Fault | None:
+def _set_value(data: dict[str, Any], keys: Keys, value: Any, where: str) -> Fault | None:
     section = data
     for depth, key in enumerate(keys[:-1]):
         child = section.get(key)

@@ -166,9 +166,9 @@ def _rule(keys: Keys, detail: ErrorDetails, schema: ConfigSchema) -> tuple[str, 
     if kind == "gmi_drl":
         return context["rule"], context["remedy"]
     is_setting = keys[:1] == _NAME[:1] and keys != _NAME
-    if is_setting and kind in _FIXES and (fixed := _fixed(field)) is not None:
+    if is_setting and kind in _FIXES and (fixed := _only_value(field)) is not None:
         # Other algorithms take other values; the text of the key says why this one does not.
-        why = _described(field).partition(": ")[2].rstrip(".")
+        why = _description(field).partition(": ")[2].rstrip(".")
         rule = f"must be {fixed} for {_algorithm(schema.algorithm)}{f' ({why})' if why else ''}"
         return rule, f"Leave it out, or give {fixed}."
     if kind == "extra_forbidden":
@@ -179,7 +179,7 @@ def _rule(keys: Keys, detail: ErrorDetails, schema: ConfigSchema) -> tuple[str, 
             ", ".join(k for k, f in keys_of(section).items() if f.is_required()) if section else ""
         )
         keys_text = f", a section with {required}" if required else ""
-        return "missing", f"Add it{keys_text}: {_described(field)}"
+        return "missing", f"Add it{keys_text}: {_description(field)}"
     if kind == "literal_error":
         names, value = choices(field.annotation if field else None), str(detail["input"])
         if keys == _NAME:
@@ -192,12 +192,12 @@ def _rule(keys: Keys, detail: ErrorDetails, schema: ConfigSchema) -> tuple[str, 
                 return rule, "Use one of these, or algorithm.class for one of yours."
         suggestion = closest(value, names)
         rule = f"must be {'one of ' if names[1:] else ''}{', '.join(names)}"
-        return rule, f"Did you mean {suggestion}?" if suggestion else _correct(field)
+        return rule, f"Did you mean {suggestion}?" if suggestion else _correction(field)
     if kind == "string_pattern_mismatch":
-        return "not of the right form", _described(field)
+        return "not of the right form", _description(field)
     if kind == "model_type" and (section := schema.section_at(keys)) is not None:
-        return f"must be a section with keys {', '.join(keys_of(section))}", _correct(field)
-    return _RULES.get(kind, detail["msg"]).format(**context), _correct(field)
+        return f"must be a section with keys {', '.join(keys_of(section))}", _correction(field)
+    return _RULES.get(kind, detail["msg"]).format(**context), _correction(field)
 
 
 # Names of keys in other libraries, and their names here.
@@ -237,7 +237,7 @@ def _algorithm(section: SectionType | None) -> str:
     return next((n for n, settings in ALGORITHMS.items() if settings is section), "one of yours")
 
 
-def _fixed(field: FieldInfo | None) -> str | None:
+def _only_value(field: FieldInfo | None) -> str | None:
     """Returns the only value that a field takes, as YAML has it; None if it takes others."""
     if field is None:
         return None
@@ -249,11 +249,11 @@ def _fixed(field: FieldInfo | None) -> str | None:
     return f"{min(maxima):g}" if minima and maxima and max(minima) == min(maxima) else None
 
 
-def _described(field: FieldInfo | None) -> str:
+def _description(field: FieldInfo | None) -> str:
     return (field.description if field else None) or "See docs/configuration.md."
 
 
-def _correct(field: FieldInfo | None) -> str:
+def _correction(field: FieldInfo | None) -> str:
     default = default_text(field) if field else None
     if default is None:
         return "Correct it."

@@ -118,7 +118,7 @@ def _seconds(value: Any) -> Any:
         raise broken("must be a time", f"{TIMES}.") from None
 
 
-def _written(count: int) -> int | Literal["auto"]:
+def _count_to_yaml(count: int) -> int | Literal["auto"]:
     return count if count != AUTO else "auto"
 
 
@@ -130,7 +130,7 @@ COUNT_OR_AUTO: Final = BeforeValidator(_count)  # known by it in `Count`'s metad
 
 Int = Annotated[int, BeforeValidator(to_whole_number)]
 Bounds = Annotated[tuple[float, float], BeforeValidator(pair)]
-Count: TypeAlias = Annotated[int, COUNT_OR_AUTO, PlainSerializer(_written)]  # AUTO for auto
+Count: TypeAlias = Annotated[int, COUNT_OR_AUTO, PlainSerializer(_count_to_yaml)]  # AUTO for auto
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Network = Annotated[str | tuple[int, ...], BeforeValidator(as_network)]
 Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(as_tuple)]

@@ -100,8 +100,8 @@ def new_task(
         if any(type(arg) is ObjectRef for arg in args) or (
             kwargs and any(type(arg) is ObjectRef for arg in kwargs.values())
         ):
-            args = tuple(_standing_in(arg, inputs) for arg in args)
-            kwargs = {key: _standing_in(arg, inputs) for key, arg in kwargs.items()}
+            args = tuple(_to_input(arg, inputs) for arg in args)
+            kwargs = {key: _to_input(arg, inputs) for key, arg in kwargs.items()}
         packed = packing.pack((args, kwargs), lambda: f"an argument of {name}")
         refs, memfds = [*packed.refs, *captured], packed.memfds
         if packed.nbytes <= INLINE_BYTES or memfds:
@@ -129,7 +129,7 @@ def references(slots: Sequence[Any], returns: int) -> Any:
     return [ObjectRef(slot) for slot in slots]
 
 
-def _standing_in(argument: Any, inputs: list[bytes]) -> Any:
+def _to_input(argument: Any, inputs: list[bytes]) -> Any:
     if type(argument) is not ObjectRef:
         return argument
     inputs.append(argument.id)

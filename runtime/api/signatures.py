@@ -63,7 +63,7 @@ def check(what: str, known: Parameters, args: tuple[Any, ...], kwargs: Mapping[s
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise TypeError(f"{what}: {error}. It takes {_shown(known)}.") from None
+        raise TypeError(f"{what}: {error}. It takes {_signature_text(known)}.") from None
 
 
 def _fits(declared: tuple[tuple[str, int, bool], ...], number: int) -> bool:
@@ -79,7 +79,7 @@ def _fits(declared: tuple[tuple[str, int, bool], ...], number: int) -> bool:
     return required <= number <= maximum
 
 
-def _shown(declared: tuple[tuple[str, int, bool], ...]) -> str:
+def _signature_text(declared: tuple[tuple[str, int, bool], ...]) -> str:
     stars = {_VAR_POSITIONAL: "*", int(inspect.Parameter.VAR_KEYWORD): "**"}
     shown = [stars.get(kind, "") + name + "=..." * optional for name, kind, optional in declared]
     return f"({', '.join(shown)})"

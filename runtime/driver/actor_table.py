@@ -108,7 +108,7 @@ class ActorTable:
             if self._live.get(task.id) is task:  # else cancelled
                 actor.number(task)
                 self._dispatch.add(task, process)
-        self._loop.post(self._may_go_straight, actor)
+        self._loop.post(self._allow_direct_calls, actor)
 
     def infeasible(self, infeasible: Infeasible) -> None:
         """Fails an actor or a task that demands more than any device has."""
@@ -308,7 +308,7 @@ class ActorTable:
             )
             self._tasks.fail(task, error)
         # First the calls are handled that went directly to the dead process.
-        self._loop.post(self._may_go_straight, actor)
+        self._loop.post(self._allow_direct_calls, actor)
 
     def _retries(self, actor: Actor, task: TaskSpec) -> bool:
         """Tells whether a call that was running at a crash is run again, and counts it."""
@@ -317,7 +317,7 @@ class ActorTable:
         task.retries += 1
         return actor.retries(task) < 0 or task.retries <= actor.retries(task)
 
-    def _may_go_straight(self, actor: Actor) -> None:
+    def _allow_direct_calls(self, actor: Actor) -> None:
         with actor.sending:
             actor.unsent_calls -= 1
 

@@ -68,7 +68,7 @@ class Dispatch:
         """Gives a task to the worker that the scheduler has chosen."""
         task, process = self._live.get(run.task), self._processes[run.worker]
         if task is None:  # it was cancelled meanwhile
-            self._loop.defer(lambda: self._left_out(run.task, process))
+            self._loop.defer(lambda: self._tell_not_run(run.task, process))
             return
         if "GPU" in task.demand and not process.calls and not process.to_send:
             process.gpu_ids = self._driver.gpus.choose(process.device, task.demand["GPU"])
@@ -91,7 +91,7 @@ class Dispatch:
             return
         call = PendingCall(task, replayed, list(dict.fromkeys(stored_ids)))
         process.to_send.append(call)
-        if process.actor is not None or self._is_plenty:
+        if process.actor is not None or self._has_plenty:
             self._pin(call, process)
         self.proceed(process)
 
@@ -119,14 +119,14 @@ class Dispatch:
                 pending.popleft()  # it was cancelled
                 self._unpin(call, process)
                 if not call.task.actor:
-                    self._left_out(call.task.id, process)
+                    self._tell_not_run(call.task.id, process)
             elif len(call.places) == len(call.stored):
                 try:
                     self._send(call.task, process, call.places, call.replayed)
                 finally:
                     pending.popleft()  # until then no call is sent directly, past it
             else:
-                if call.asked is None and (not process.calls or self._is_plenty):
+                if call.asked is None and (not process.calls or self._has_plenty):
                     self._pin(call, process)
                 return
 
@@ -161,7 +161,7 @@ class Dispatch:
     # What waits for its inputs.
 
     @property
-    def _is_plenty(self) -> bool:
+    def _has_plenty(self) -> bool:
         return self._objects.store.used_bytes * _PLENTY < self._objects.nbytes
 
     def _pin(self, call: PendingCall, process: Process) -> None:
@@ -230,13 +230,13 @@ class Dispatch:
         process.to_send.remove(call)
         self._unpin(call, process)
         if not call.task.actor:
-            self._left_out(call.task.id, process)
+            self._tell_not_run(call.task.id, process)
         self._tasks.fail(call.task, error)
         self.proceed(process)
 
     def _take_back(self, task: TaskSpec, process: Process, inputs: Sequence[Slot]) -> None:
         """Takes a call back whose inputs are pending or failed."""
-        self._left_out(task.id, process)
+        self._tell_not_run(task.id, process)
         if self._live.get(task.id) is not task:
             return
         for slot in inputs:
@@ -250,7 +250,7 @@ class Dispatch:
         if not task.missing:
             self._tasks.queue(task)
 
-    def _left_out(self, task_id: Any, process: Process) -> None:
+    def _tell_not_run(self, task_id: Any, process: Process) -> None:
         self._tell(Finished(task_id, process.number, 0.0))
 
     # What is sent.
@@ -265,7 +265,7 @@ class Dispatch:
                 self._send_function(process, function)
             except GcsError as error:  # deferred, as the scheduler may be deciding right now
                 self._unpin_all(places, process)
-                self._loop.defer(lambda: self._left_out(task.id, process))
+                self._loop.defer(lambda: self._tell_not_run(task.id, process))
                 text = f"{task.name} cannot be run, as its function cannot be read: {error}"
                 self._tasks.fail(task, ActorRuntimeError(text))
                 return

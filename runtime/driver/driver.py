@@ -89,7 +89,7 @@ class Driver:
         self.unretrieved = UnretrievedErrors(self.objects.slots, self.actors.table)
         self.lineage = Lineage(gcs, self.objects, self.tasks)
         self.requests = Requests(self)
-        self._carry_out: dict[type, Callable[[Any], None]] = {
+        self._handlers: dict[type, Callable[[Any], None]] = {
             events.Run: self.dispatch.run,
             events.Recall: self.dispatch.recall,
             events.StartWorker: self.spawner.start_worker,
@@ -297,7 +297,7 @@ class Driver:
         if not self._ticks:  # the next tick decides whether another follows
             self._ticks, self._ticked_s = True, now_s
         for instruction in self.scheduler.handle(event, now_s):
-            self._carry_out[instruction.__class__](instruction)
+            self._handlers[instruction.__class__](instruction)
 
     def tick(self) -> None:
         """Tells the scheduler that time has passed, if it wants that and it is due."""

@@ -43,7 +43,7 @@ class EventLoop:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {}
-        self.listen(self._wake_fd, self._woken)
+        self.listen(self._wake_fd, self._clear_wake)
         self._thread = threading.Thread(target=self._serve, name="gmi_drl-runtime", daemon=True)
 
     # From any thread.
@@ -201,6 +201,6 @@ class EventLoop:
         for channel in touched:
             self.write(channel)
 
-    def _woken(self) -> None:
+    def _clear_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)

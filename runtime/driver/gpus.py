@@ -45,8 +45,8 @@ class Gpus:
                 free[id] -= min(1.0, held_share / len(ids))
         if amount < 1:
             fitting = [id for id in free if free[id] >= amount - 1e-6]
-            return (min(fitting, key=lambda id: free[id]),) if fitting else _most(free, 1)
-        return _most(free, math.ceil(amount))
+            return (min(fitting, key=lambda id: free[id]),) if fitting else _freest(free, 1)
+        return _freest(free, math.ceil(amount))
 
     def _held(self, device: int) -> list[tuple[tuple[GpuId, ...], float]]:
         allocations = []
@@ -63,7 +63,7 @@ class Gpus:
         return allocations
 
 
-def _most(free: Mapping[GpuId, float], number: int) -> tuple[GpuId, ...]:
+def _freest(free: Mapping[GpuId, float], number: int) -> tuple[GpuId, ...]:
     """Returns the `number` GPUs of which most is free."""
     order = list(free)
     freest = sorted(order, key=lambda id: -round(free[id], 6))[:number]

@@ -47,7 +47,7 @@ class Spawner:
         self._control = SocketChannel(self._server.control)
         self._orphaned_s = 0.0
         self._forked = False  # whether the fork server has forked anything
-        self._in_vain = 0  # how many fork servers in a row ended before they were of use
+        self._num_useless = 0  # how many fork servers in a row ended before they were of use
         self._numbers = itertools.count(1)
         self._loop.listen(self._control.sock.fileno(), self._on_control)
 
@@ -218,13 +218,13 @@ class Spawner:
         log = tail_text(tail) if tail.strip() else ""
         fork_requested = any(process.never_forked for process in self.orphans)
         in_vain = not self._forked and (fork_requested or not self.ready.done)
-        self._in_vain = self._in_vain + 1 if in_vain else 0
+        self._num_useless = self._num_useless + 1 if in_vain else 0
         milestone = "it had forked anything" if self.ready.done else "it was ready"
         self._forked = False
         if self.ready.done:
             self.ready = Slot(b"", "the fork server's imports")
         try:
-            if self._in_vain > 1:
+            if self._num_useless > 1:
                 raise ForkServerError(f"it is the second that ended before {milestone}")
             server.start()
         except (OSError, ForkServerError) as error:

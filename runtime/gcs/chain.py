@@ -221,7 +221,7 @@ class Chains:
             self._do(chain, chain.state.begin())
         try:
             while not self._closing:
-                self._once()
+                self._serve_round()
         except Exception as error:  # submitters must not wait for ever
             self.failure = (
                 f"the replicas of the control store are not written to any more: {error!r}. "
@@ -237,7 +237,7 @@ class Chains:
             with self._changed:
                 self._changed.notify_all()
 
-    def _once(self) -> None:
+    def _serve_round(self) -> None:
         is_waiting = bool(self._ending) or any(chain.unacked for chain in self._chains)
         for key, events in self._selector.select(0.1 if is_waiting else None):
             member = key.data
@@ -248,7 +248,7 @@ class Chains:
                 if events & selectors.EVENT_WRITE:
                     member.send_more()
                 if events & selectors.EVENT_READ:
-                    self._hear(member)
+                    self._receive(member)
         self._take_arrived()
         self._tell_flushed()
         self._read()
@@ -286,7 +286,7 @@ class Chains:
             chain.marks.append((self._put, chain.version))
             chain.unsafe.append((put_before, chain.version))
 
-    def _hear(self, member: ReplicaProcess) -> None:
+    def _receive(self, member: ReplicaProcess) -> None:
         try:
             messages = member.reader.read(member.sock)
         except BlockingIOError:

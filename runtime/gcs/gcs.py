@@ -111,7 +111,7 @@ class Gcs:
     def get(self, row_class: type[AnyRow], id: bytes) -> AnyRow | None:
         """Returns the row of that id as it was last put; GcsError if the file cannot be read."""
         with self._state:
-            self._absorb()
+            self._sort_arrived()
             for rows in (self._pending, self._writing):
                 row = rows.get(row_class, {}).get(id)
                 if row is not None:
@@ -128,7 +128,7 @@ class Gcs:
         """Returns when all that was put is in the file; GcsError or TimeoutError if it is not."""
         deadline_s = time.monotonic() + timeout_s
         with self._state:
-            self._absorb()
+            self._sort_arrived()
             target = self._taken
             self._wake.set()
             self._hurry.set()
@@ -208,7 +208,7 @@ class Gcs:
         if self._thread.is_alive():  # the disk hangs; the thread does not keep the process alive
             return
         with self._state:
-            self._absorb()
+            self._sort_arrived()
             self.dropped += self._waiting
             self._pending, self._waiting = {}, 0
         with self._reading:
@@ -239,7 +239,7 @@ class Gcs:
     def _write_batch(self) -> None:
         with self._file:
             with self._state:
-                self._absorb()
+                self._sort_arrived()
                 covered = self._take_batch()
             try:
                 if self._failure:
@@ -262,7 +262,7 @@ class Gcs:
         if self.chains is not None:
             self.chains.flushed(covered)
 
-    def _absorb(self) -> None:
+    def _sort_arrived(self) -> None:
         """Sorts arrived rows into their tables; a later row replaces an earlier one of its id."""
         arrived = self._arrived
         rows = arrived[:]

@@ -131,7 +131,7 @@ class Replica:
         self._poll.register(control, select.POLLIN)
         self._acks = False
         self._acked = -1
-        self._whole = False  # whether it has the rows from before it joined
+        self._is_complete = False  # whether it has the rows from before it joined
         self._to_send: list[_Key] | None = None  # for the member after, which has just joined
 
     def run(self) -> None:
@@ -154,7 +154,7 @@ class Replica:
                     continue
                 for message in messages:
                     self._handle(message)
-            if self._acks and self._whole and self._rows.version != self._acked:
+            if self._acks and self._is_complete and self._rows.version != self._acked:
                 self._acked = self._rows.version
                 self._tell(frame(ReplicaFrame.ACK, self._acked))
             if self._to_send is not None:
@@ -174,7 +174,7 @@ class Replica:
             is_last, rows = body_of(message)
             self._rows.version = max(self._rows.version, id)
             self._rows.take_over(rows)
-            self._whole = self._whole or is_last
+            self._is_complete = self._is_complete or is_last
         elif kind == ReplicaFrame.BEFORE:
             self._drop_before()
             self._before = sock = socket.socket(fileno=message.take_fds()[0])

@@ -69,7 +69,7 @@ class _Server:
             ready = self._preload()
             if ready is not None:
                 self._tell(Kind.SERVER_READY, 0, ready)
-                while self._once():
+                while self._serve_round():
                     pass
         except (BrokenPipeError, ConnectionResetError):
             pass  # the driver is gone
@@ -104,7 +104,7 @@ class _Server:
             threaded_by=threaded_by, import_s=import_s,
         )  # fmt: skip
 
-    def _once(self) -> bool:
+    def _serve_round(self) -> bool:
         """Handles one round of messages, exits and logs; False when the driver is gone."""
         for fd, _ in self._poll.poll(logs.LOOK_S * 1000 if self._logs else None):
             if fd == self._wake_read:

@@ -53,7 +53,7 @@ class MessageSender:
         """Sends earlier notes and records, then this frame; blocks until all is taken."""
         with self._sending:
             if self._notes:
-                frame = self._noted() + frame
+                frame = self._note_frames() + frame
             if self._records:
                 self._flush()
             self._send(frame, fds)
@@ -62,7 +62,7 @@ class MessageSender:
         """Sends the notes, before a wait that may be long."""
         if self._notes:
             with self._sending:
-                self._send(self._noted())
+                self._send(self._note_frames())
 
     def post(self, record: bytes) -> None:
         """Queues a record; never blocks on the socket."""
@@ -105,7 +105,7 @@ class MessageSender:
                 return
             self._send(b"".join(framing.frame(Kind.RECORD, dropped, record) for record in batch))
 
-    def _noted(self) -> bytes:
+    def _note_frames(self) -> bytes:
         """Returns the frames of the notes: only changes from no reference to some, and back."""
         changes: list[tuple[bytes, int]] = []
         unpinned: list[bytes] = []

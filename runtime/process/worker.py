@@ -143,7 +143,7 @@ def exit_code(leaving: SystemExit) -> int:
 class ArrivedCall:
     """Holds a received call, with what its process needs to run it."""
 
-    __slots__ = ("_about", "_arguments", "_attempt", "_failures", "_function", "_inputs",
+    __slots__ = ("_arguments", "_attempt", "_details", "_failures", "_function", "_inputs",
                  "_message", "_replayed", "_retries", "_worker", "name", "number", "returns",
                  "sequence", "task", "yielded")  # fmt: skip
 
@@ -155,7 +155,7 @@ class ArrivedCall:
         self.number = message.id
         (
             self.task, self.name, self._function, self.returns, self._arguments, self._inputs,
-            self.sequence, self._attempt, self._failures, self._replayed, self._about,
+            self.sequence, self._attempt, self._failures, self._replayed, self._details,
         ) = pickle.loads(message.body)  # fmt: skip
 
     def target(self) -> Any:
@@ -173,8 +173,8 @@ class ArrivedCall:
 
     def option(self, name: str) -> Any:
         """Returns an option of this call, else of its method in the class."""
-        if self._about and name in self._about:
-            return self._about[name]
+        if self._details and name in self._details:
+            return self._details[name]
         return getattr(
             method_options(getattr(type(self._worker.instance), self._function, None)), name
         )
@@ -225,7 +225,7 @@ class ArrivedCall:
         build = self._worker.build
         resources, gpu_ids = build.resources, build.gpu_ids
         if not build.actor:
-            resources, gpu_ids = self._about or _ONE_CPU
+            resources, gpu_ids = self._details or _ONE_CPU
         calls = itertools.count(self._failures << 32)  # each attempt's calls get other ids
         context = call_context.Context(
             task_id=task or self.task, name=self.name, attempt=self._attempt,

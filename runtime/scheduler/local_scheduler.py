@@ -166,10 +166,10 @@ class LocalScheduler:
                     started = True
                 else:
                     self._promise(line, promised)
-                    self._line_ahead(line, waiting, now_s, out, short_only=True)
+                    self._give_line_ahead(line, waiting, now_s, out, short_only=True)
             else:
                 if not demand.actor:
-                    self._line_ahead(line, waiting, now_s, out)
+                    self._give_line_ahead(line, waiting, now_s, out)
                 if line.entries:
                     head = line.head
                     waiting.append(head)
@@ -272,7 +272,7 @@ class LocalScheduler:
         self._give(best, entry, mean_s, out)
         return True
 
-    def _line_ahead(
+    def _give_line_ahead(
         self,
         line: DemandLine,
         waiting: list[Waiting],

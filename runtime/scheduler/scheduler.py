@@ -80,10 +80,10 @@ class Scheduler:
 
     def _submitted(self, event: Submitted, now_s: float, out: Out) -> None:
         assert event.task not in self._tasks, f"task {event.task!r} was submitted twice"
-        self._enter(event)
+        self._prepare(event)
         submitter = self._locals.get(event.device)
         if event.pinned is not None:
-            chosen = self._where_pinned(event)
+            chosen = self._pinned_device(event)
         elif self._single and submitter is not None:
             chosen = submitter if submitter.resources.has_in_total(event.want) else None
         elif submitter is not None and self._global.keeps(submitter, event):
@@ -195,12 +195,12 @@ class Scheduler:
                     if not isinstance(tail, Submitted) or tail.pinned is not None:
                         break
                     chosen = self._global.choose(tail)
-                    if chosen is None or chosen is local or not self._better(local, chosen, tail):
+                    if chosen is None or chosen is local or not self._prefers(local, chosen, tail):
                         break
                     local.queue.take(tail)
                     chosen.accept(tail, now_s, out)
 
-    def _better(self, home: LocalScheduler, other: LocalScheduler, entry: Submitted) -> bool:
+    def _prefers(self, home: LocalScheduler, other: LocalScheduler, entry: Submitted) -> bool:
         demand = entry.want
         if home.resources.will_come(demand):
             wait_s = self._global.wait_s(home, entry.function, demand)
@@ -213,9 +213,9 @@ class Scheduler:
 
     def _actor_submitted(self, event: ActorSubmitted, now_s: float, out: Out) -> None:
         assert event.actor not in self._actors, f"actor {event.actor!r} was submitted twice"
-        self._enter(event)
+        self._prepare(event)
         if event.pinned is not None:
-            chosen = self._where_pinned(event)
+            chosen = self._pinned_device(event)
         else:
             chosen = self._global.choose_for_actor(event)
         if chosen is not None:
@@ -240,11 +240,11 @@ class Scheduler:
         local.actors -= 1
         local.dispatch(now_s, out)
 
-    def _where_pinned(self, entry: Waiting) -> LocalScheduler | None:
+    def _pinned_device(self, entry: Waiting) -> LocalScheduler | None:
         local = None if entry.pinned is None else self._locals.get(entry.pinned)
         return local if local is not None and local.resources.has_in_total(entry.want) else None
 
-    def _enter(self, entry: Waiting) -> None:
+    def _prepare(self, entry: Waiting) -> None:
         """Sets the scheduler's own fields of a submitted entry."""
         actor = isinstance(entry, ActorSubmitted)
         demand_key = (actor, *entry.demand.items())

@@ -136,7 +136,7 @@ class ObjectStore:
                 f"{size_text(self._allocator.nbytes)}. Give init(object_store_bytes=...) more."
             )
             return [Refuse(key, text)]
-        return self._ask(self._new(key, nbytes, label))
+        return self._request_room(self._new(key, nbytes, label))
 
     def create_on_disk(self, key: bytes, nbytes: int, label: str = "") -> None:
         """Adds an object that is written to its file, after `create` was refused."""
@@ -186,7 +186,7 @@ class ObjectStore:
             self._idle.pop(key, None)
             return [ObjectPinned(key, stored.offset, stored.nbytes)]
         stored.waiting += 1
-        return self._ask(stored) if stored.state == "disk" and stored.waiting == 1 else []
+        return self._request_room(stored) if stored.state == "disk" and stored.waiting == 1 else []
 
     def unpin(self, key: bytes) -> list[Instruction]:
         """Takes back one pin of the key."""
@@ -256,7 +256,7 @@ class ObjectStore:
 
     # Room
 
-    def _ask(self, stored: _StoredObject) -> list[Instruction]:
+    def _request_room(self, stored: _StoredObject) -> list[Instruction]:
         self._waiting.append(stored)
         return self._serve([]) if len(self._waiting) == 1 else []
 
@@ -267,7 +267,7 @@ class ObjectStore:
             offset = self._allocator.allocate(first.nbytes)
             if offset is not None:
                 self._waiting.popleft()
-                self._put(first, offset, out)
+                self._place(first, offset, out)
             elif error:
                 text = (
                     f"an object of {size_text(first.nbytes)} does not fit: moving others to disk "
@@ -280,7 +280,7 @@ class ObjectStore:
                 break
             elif (victims := self._to_free(first, self._idle.values())) is not None:
                 for victim in victims:
-                    self._push_out(victim, out)
+                    self._evict(victim, out)
             elif self._to_free(first, chain(self._idle.values(), self._unsealed())) is not None:
                 break
             else:
@@ -288,7 +288,7 @@ class ObjectStore:
                 self._refuse(first, text, out, pinned=True)
         return out
 
-    def _put(self, stored: _StoredObject, offset: int, out: list[Instruction]) -> None:
+    def _place(self, stored: _StoredObject, offset: int, out: list[Instruction]) -> None:
         stored.offset = offset
         self._at[offset] = stored
         if stored.state == "creating":
@@ -317,7 +317,7 @@ class ObjectStore:
         chosen = self._allocator.to_free(wanted.nbytes, offsets)
         return None if chosen is None else [self._at[offset] for offset in chosen]
 
-    def _push_out(self, victim: _StoredObject, out: list[Instruction]) -> None:
+    def _evict(self, victim: _StoredObject, out: list[Instruction]) -> None:
         assert victim.offset is not None
         del self._idle[victim.key]
         if victim.on_disk:

@@ -57,21 +57,21 @@ class Queue:
 
     def put(self, item: Any, block: bool = True, timeout: timedelta | float | None = None) -> None:
         """Adds an item, and waits for room if `block`; Full if there is none in time."""
-        _added(get(self.actor.put.remote(item, _limit_s(block, timeout))))
+        _raise_if_full(get(self.actor.put.remote(item, _limit_s(block, timeout))))
 
     def get(self, block: bool = True, timeout: timedelta | float | None = None) -> Any:
         """Removes the oldest item, and waits for one if `block`; Empty if there is none in time."""
-        return _taken(get(self.actor.get.remote(_limit_s(block, timeout))))[0]
+        return _raise_if_empty(get(self.actor.get.remote(_limit_s(block, timeout))))[0]
 
     async def put_async(
         self, item: Any, block: bool = True, timeout: timedelta | float | None = None
     ) -> None:
         """Does what `put` does, in async code."""
-        _added(await self.actor.put.remote(item, _limit_s(block, timeout)))
+        _raise_if_full(await self.actor.put.remote(item, _limit_s(block, timeout)))
 
     async def get_async(self, block: bool = True, timeout: timedelta | float | None = None) -> Any:
         """Does what `get` does, in async code."""
-        return _taken(await self.actor.get.remote(_limit_s(block, timeout)))[0]
+        return _raise_if_empty(await self.actor.get.remote(_limit_s(block, timeout)))[0]
 
     def put_nowait(self, item: Any) -> None:
         """Adds an item; Full if there is no room."""
@@ -83,11 +83,11 @@ class Queue:
 
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
         """Adds all of these, or none: Full if there is no room for all."""
-        _added(get(self.actor.put_all.remote(list(items))))
+        _raise_if_full(get(self.actor.put_all.remote(list(items))))
 
     def get_nowait_batch(self, num_items: int) -> list[Any]:
         """Removes the oldest `num_items`, or none: Empty if there are fewer."""
-        return list(_taken(get(self.actor.get_all.remote(num_items))))
+        return list(_raise_if_empty(get(self.actor.get_all.remote(num_items))))
 
     def shutdown(self, force: bool = False, grace_period_s: float = 5.0) -> None:
         """Ends the queue; unless `force`, after the calls before this."""
@@ -131,12 +131,12 @@ class _Items:
         return [self._items.get_nowait() for _ in range(number)]
 
 
-def _added(there_was_room: bool) -> None:
+def _raise_if_full(there_was_room: bool) -> None:
     if not there_was_room:
         raise Full("the queue has no room. Get something from it, or wait longer.")
 
 
-def _taken(items: Sequence[Any] | None) -> Sequence[Any]:
+def _raise_if_empty(items: Sequence[Any] | None) -> Sequence[Any]:
     if items is None:
         raise Empty("the queue has not as many items. Put something into it, or wait longer.")
     return items

@@ -31,7 +31,7 @@ class Kind(enum.IntEnum):
     BUILD = 1  # Build
     FUNCTION = 2  # (id, name, body): sent before its first call; an empty body: no more come
     RUN = 3  # id: the call's number; (task, name, function, returns, arguments, inputs, sequence,
-    #   attempt, failures, replayed, about: of a task, what it holds and which GPUs (None: one CPU);
+    #   attempt, failures, replayed, details: of a task, its resources and GPUs (None: one CPU);
     #   of a method, what its options are instead of the class's, packed)
     VALUE = 4  # (object, place, failed)
     READY = 5  # (object, failed): it is ready; its value can be asked for

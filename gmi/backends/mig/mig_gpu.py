@@ -77,7 +77,7 @@ class MigGpu:
 
     def mode(self) -> tuple[bool, bool]:
         """Tells whether MIG mode is on now, and whether it will be after the GPU's next reset."""
-        with self._trying("MIG mode"):
+        with self._mig_errors("MIG mode"):
             active, pending = self._nvml.nvmlDeviceGetMigMode(self._handle)
         return bool(active), bool(pending)
 
@@ -88,11 +88,11 @@ class MigGpu:
         """
         set_mode, text = self._nvml.nvmlDeviceSetMigMode, f"MIG mode {'on' if on else 'off'}"
         was_on, _ = self.mode()
-        with self._trying(text):
+        with self._mig_errors(text):
             activated = int(set_mode(self._handle, int(on)))
         if activated:
             # Else the change would come with the next reset, when nobody expects it.
-            with self._trying("MIG mode as it was"):
+            with self._mig_errors("MIG mode as it was"):
                 set_mode(self._handle, int(was_on))
             raise self._error(text, activated)
         self._find()
@@ -116,7 +116,7 @@ class MigGpu:
         for profile in self._profiles():
             handles = (nvml.c_nvmlGpuInstance_t * max(1, profile.instanceCount))()
             count = c_uint()
-            with self._trying("GPU instances"):
+            with self._mig_errors("GPU instances"):
                 nvml.nvmlDeviceGetGpuInstances(self._handle, profile.id, handles, byref(count))
                 for handle in handles[: count.value]:
                     info = nvml.nvmlGpuInstanceGetInfo(handle)
@@ -139,7 +139,7 @@ class MigGpu:
         """Makes a GPU instance at memory slice `start`; returns its id. No process sees it yet."""
         nvml, text = self._nvml, f"a MIG instance of profile {profile_id} at {start}"
         placements, count = (nvml.c_nvmlGpuInstancePlacement_t * 16)(), c_uint(16)
-        with self._trying(text):
+        with self._mig_errors(text):
             nvml.nvmlDeviceGetGpuInstancePossiblePlacements(
                 self._handle, profile_id, placements, byref(count)
             )
@@ -159,7 +159,7 @@ class MigGpu:
         instance = next(instance for instance in self.instances() if instance.id == instance_id)
         kinds = self._compute_profiles(instance.handle)
         largest = max(kinds, key=lambda info: (info.sliceCount, info.multiprocessorCount))
-        with self._trying(text):
+        with self._mig_errors(text):
             nvml.nvmlGpuInstanceCreateComputeInstance(instance.handle, largest.id)
             for part in mig_handles(nvml, self._handle):
                 if nvml.nvmlDeviceGetGpuInstanceId(part) == instance_id:
@@ -173,7 +173,7 @@ class MigGpu:
         """Destroys its compute instances, then itself; waits up to `timeout` while it is in use."""
 
         def step(destroy: Callable[[Any], None], handle: Any) -> None:
-            with self._trying(f"destroying MIG instance {gi.id}"):
+            with self._mig_errors(f"destroying MIG instance {gi.id}"):
                 destroy(handle)
 
         for handle in self._compute_instances(gi.handle):
@@ -187,13 +187,13 @@ class MigGpu:
         return bool(self._compute_instances(gi.handle))
 
     def _find(self) -> None:
-        with self._trying("looking for it"):
+        with self._mig_errors("looking for it"):
             self._handle = self._nvml.nvmlDeviceGetHandleByUUID(self.uuid)
 
     def _profiles(self) -> list[Any]:
         """Returns the driver's information on each profile of GPU instances it offers."""
         query = self._nvml.nvmlDeviceGetGpuInstanceProfileInfo
-        return self._offered(query, self._nvml.NVML_GPU_INSTANCE_PROFILE_COUNT, self._handle)
+        return self._supported(query, self._nvml.NVML_GPU_INSTANCE_PROFILE_COUNT, self._handle)
 
     def _compute_profiles(self, gi: Any) -> list[Any]:
         nvml, shared = self._nvml, self._nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
@@ -201,30 +201,30 @@ class MigGpu:
         def ask(gi: Any, number: int) -> Any:
             return nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, number, shared)
 
-        return self._offered(ask, nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT, gi)
+        return self._supported(ask, nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT, gi)
 
     def _compute_instances(self, gi: Any) -> list[Any]:
         nvml, instances = self._nvml, []
         for info in self._compute_profiles(gi):
             handles, count = (nvml.c_nvmlComputeInstance_t * max(1, info.instanceCount))(), c_uint()
-            with self._trying("compute instances"):
+            with self._mig_errors("compute instances"):
                 nvml.nvmlGpuInstanceGetComputeInstances(gi, info.id, handles, byref(count))
             instances += handles[: count.value]
         return instances
 
-    def _offered(self, query: Callable[[Any, int], Any], count: int, owner: Any) -> list[Any]:
+    def _supported(self, query: Callable[[Any, int], Any], count: int, owner: Any) -> list[Any]:
         """Returns the driver's answers for the numbers below `count` that it supports."""
         nvml, infos = self._nvml, []
         for number in range(count):
             with (
-                self._trying("MIG profiles"),
+                self._mig_errors("MIG profiles"),
                 contextlib.suppress(nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument),
             ):
                 infos.append(query(owner, number))
         return infos
 
     @contextlib.contextmanager
-    def _trying(self, what: str) -> Iterator[None]:
+    def _mig_errors(self, what: str) -> Iterator[None]:
         """Raises errors of NVML in the block as MigError; `what` says what was tried."""
         try:
             yield

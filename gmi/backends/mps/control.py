@@ -86,7 +86,7 @@ class Daemon:
         self.logs.mkdir(mode=0o700, exist_ok=True)
         try:
             self._launch(control, ["-d", *(["-S"] if static else [])])
-            self._until_it_answers()
+            self._await_answer()
         except MpsError:
             with contextlib.suppress(MpsError):
                 self.stop()
@@ -107,7 +107,7 @@ class Daemon:
         if process.returncode:
             raise self._error(f"{command} ended with {process.returncode}")
 
-    def _until_it_answers(self) -> None:
+    def _await_answer(self) -> None:
         deadline_s = time.monotonic() + _ANSWER.total_seconds()
         while True:
             try:

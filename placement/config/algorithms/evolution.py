@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gmi_drl.placement.config.config import Config
 
 
-def _or_linear(value: Any) -> Any:
+def _as_network_or_linear(value: Any) -> Any:
     return () if as_tuple(value) == () else as_network(value)
 
 
@@ -26,7 +26,7 @@ class EvolutionConfig(AlgorithmConfig):
     optimizers: ClassVar[tuple[str, ...]] = ("population",)
     adam_eps: ClassVar[float] = 1e-8
 
-    network: Annotated[str | tuple[int, ...], BeforeValidator(_or_linear)] = Field(
+    network: Annotated[str | tuple[int, ...], BeforeValidator(_as_network_or_linear)] = Field(
         default=(64, 64), description="Hidden layers: see `network` above; `[]`: a linear policy."
     )
     activation: Literal["elu", "tanh", "relu"] = "tanh"
@@ -118,7 +118,7 @@ class ARSConfig(EvolutionConfig):
     descends_by: ClassVar[Literal["adam", "sgd"]] = "sgd"
 
     name: Literal["ars"] = "ars"
-    network: Annotated[str | tuple[int, ...], BeforeValidator(_or_linear)] = Field(
+    network: Annotated[str | tuple[int, ...], BeforeValidator(_as_network_or_linear)] = Field(
         default=(), description="Hidden layers: see `network` above; `[]`: a linear policy."
     )
     learning_rate: float = Field(default=0.02, gt=0, le=1)

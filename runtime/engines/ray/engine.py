@@ -178,7 +178,7 @@ class RayEngine:
                 if slot.done:
                     del slots[id(slot)]
                 elif slot in self._deaths:
-                    must_look = not self._look_for_death(slot) or must_look
+                    must_look = not self._check_death(slot) or must_look
                 else:
                     thing, arrived = self._source(slot)
                     if thing is not None:
@@ -237,7 +237,7 @@ class RayEngine:
                 entry.thing, entry.actor = thing, stream.actor
             self._settle(entry.slot)
 
-    def _look_for_death(self, slot: Slot) -> bool:
+    def _check_death(self, slot: Slot) -> bool:
         fate = self._deaths[slot]
         if not fate.dead:
             return False

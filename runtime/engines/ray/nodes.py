@@ -61,7 +61,7 @@ def join(
 
 def _init(**options: Any) -> None:
     """Has this process join or start a cluster, in a namespace of its own, without Ray's logs."""
-    with _own_handlers(), warnings.catch_warnings():
+    with _keep_sigterm_handler(), warnings.catch_warnings():
         # That a later Ray leaves CUDA_VISIBLE_DEVICES to actors that ask for no GPU.
         warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
         ray.init(
@@ -71,7 +71,7 @@ def _init(**options: Any) -> None:
 
 
 @contextmanager
-def _own_handlers() -> Iterator[None]:
+def _keep_sigterm_handler() -> Iterator[None]:
     """Restores this program's handler of SIGTERM, which Ray replaces by one that just exits."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -111,7 +111,7 @@ def _enter(
     runtime = ray.get_runtime_context()
     resources, gpus = runtime.get_assigned_resources(), runtime.get_accelerator_ids().get("GPU", ())
     context = call_context.Context(
-        task_id=call.id, calls=_fresh_calls(), name=call.name,
+        task_id=call.id, calls=_call_numbers(), name=call.name,
         resources=dict(resources), gpu_ids=tuple(gpus),
         actor_id=b"" if build is None else build.id,
         actor_name="" if build is None else build.name, restarts=restarts, replayed=replayed,
@@ -119,7 +119,7 @@ def _enter(
     call_context.enter(context)
 
 
-def _fresh_calls() -> itertools.count[int]:
+def _call_numbers() -> itertools.count[int]:
     """Returns numbers for a call's own calls, such that each attempt makes other ids."""
     return itertools.count(int.from_bytes(os.urandom(8), "little"))
 
@@ -270,7 +270,7 @@ class _Shell:
         if len(self._answers) > _ANSWERS_KEPT:
             self._answers.popitem(last=False)
 
-    def _kept_answer(self, call: Call) -> tuple[bool, Any] | None:
+    def _known_answer(self, call: Call) -> tuple[bool, Any] | None:
         """Returns the answer of a replayed call whose first answer may have been lost."""
         return self._answers.pop(call.id, None) if self._answers else None
 
@@ -312,7 +312,7 @@ class _Shell:
         interval = self._build.checkpoint_every
         return interval > 0 and self._since >= interval
 
-    def _saved(self) -> Value | None:
+    def _checkpoint(self) -> Value | None:
         """Returns a checkpoint; None if it fails, and the journal goes on."""
         try:
             name = self._build.name
@@ -322,7 +322,7 @@ class _Shell:
             traceback.print_exc()
             return None
 
-    def _counted(self) -> bool:
+    def _count_call(self) -> bool:
         """Counts a call of a concurrent actor; returns whether a checkpoint is due."""
         if not self._build.checkpoint_every or not self._build.is_restarted:
             return False
@@ -351,12 +351,12 @@ class Shell(_Shell):
         """Runs one call of a method."""
         if not self._is_journaled:
             answer = self._answer(call, inputs)
-            if self._counted() and (state := self._saved()) is not None:
+            if self._count_call() and (state := self._checkpoint()) is not None:
                 self._engine.ask_keeper("note", self._id, state, None)
             return _value_or_raise(answer)
-        kept = self._kept_answer(call)
+        kept = self._known_answer(call)
         if kept is None:
-            state = self._saved() if self._checkpoint_due() else None
+            state = self._checkpoint() if self._checkpoint_due() else None
             kept = self._answer(call, inputs)
             self._since = 1 if state is not None else self._since + 1
             journaled = JournaledCall(dataclasses.replace(call, inputs=()), call.inputs)
@@ -404,7 +404,7 @@ class AsyncShell(_Shell):
     async def call(self, call: Call, *inputs: Value) -> Any:
         """Runs one call of a method."""
         answer = await self._answer(call, inputs)
-        if self._counted() and (state := self._saved()) is not None:
+        if self._count_call() and (state := self._checkpoint()) is not None:
             await self._engine.keeper.note.remote(self._id, state, None)
         return _value_or_raise(answer)
 
