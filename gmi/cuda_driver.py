@@ -121,8 +121,8 @@ def graph_mem_high_bytes(ordinal: int) -> int:
     They come from the driver's own memory, which no pool counts (cudaMallocAsync in a capture).
     """
     module = driver()
-    attribute_ = module.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_HIGH
-    result = module.cuDeviceGetGraphMemAttribute(device(ordinal), attribute_)
+    peak = module.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_HIGH
+    result = module.cuDeviceGetGraphMemAttribute(device(ordinal), peak)
     return int(checked(f"memory of graphs on device {ordinal}", result))
 
 

@@ -120,13 +120,13 @@ def _look(nvml: Any, without: Collection[str]) -> Machine:
 
     def answers(numbers: Iterable[int], ask: Callable[[int], _Answer]) -> dict[int, _Answer]:
         """Calls `ask` for these GPUs; notes those as lost that do not answer."""
-        answers_ = {}
+        results = {}
         for number in numbers:
             try:
-                answers_[number] = ask(number)
+                results[number] = ask(number)
             except nvml.NVMLError as error:
                 lost.append(f"GPU {number}: {error}")
-        return answers_
+        return results
 
     gpus = answers(range(nvml.nvmlDeviceGetCount()), lambda number: _open(nvml, number))
     chosen = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"), list(gpus.values()))

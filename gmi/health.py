@@ -81,15 +81,15 @@ def backend_findings(
             yield HealthFinding(f"backend {backend}", "broken", "-", str(error))
     if on_gpu and unusable.keys() >= set(GPU_BACKENDS):
         in_mig = all(device.mig_mode for device in topology.devices)
-        backend_ = next(name for name in GPU_BACKENDS if backend_of(name).uses_mig == in_mig)
-        why, _, remedy = unusable[backend_].partition("; ")
+        candidate = next(name for name in GPU_BACKENDS if backend_of(name).uses_mig == in_mig)
+        why, _, remedy = unusable[candidate].partition("; ")
         yield HealthFinding("GPU backends", "broken", "none can be used", why, remedy)
 
 
 def left_behind() -> HealthFinding:
     """Removes daemons and MIG instances that killed launchers have left behind."""
-    swept = [lease_ for lease_ in lease.sweep() if lease_.undone or lease_.error]
-    failed = [f"{lease_.lease.directory}: {lease_.error}" for lease_ in swept if lease_.error]
+    swept = [outcome for outcome in lease.sweep() if outcome.undone or outcome.error]
+    failed = [f"{outcome.lease.directory}: {outcome.error}" for outcome in swept if outcome.error]
     if failed:
         count = f"{len(failed)} of {len(swept)}"
         return HealthFinding("left by killed runs", "broken", count, "; ".join(failed))
@@ -182,8 +182,8 @@ def _process_text(process: GpuProcess) -> str:
     memory = "" if process.mem_bytes is None else f", {process.mem_bytes / 2**30:.1f} GiB"
     owner = ""
     with contextlib.suppress(psutil.Error):
-        process_ = psutil.Process(process.pid)
-        owner = f" ({process_.name()} of {process_.username()})"
+        details = psutil.Process(process.pid)
+        owner = f" ({details.name()} of {details.username()})"
     return f"{process.pid}{owner}, {process.kind}{memory}"
 
 

@@ -208,10 +208,10 @@ def read_instances(
             sm_count=int(attributes.multiprocessorCount) or None,
         )  # fmt: skip
         instances.append((int(number), instance))
-    instances_ = [instance for _, instance in instances]
-    if any(instance.start == _UNKNOWN for instance in instances_):
-        instances_ = _guess_places(instances, gpu)
-    return tuple(sorted(instances_, key=lambda instance: (instance.start, instance.uuid)))
+    placed = [instance for _, instance in instances]
+    if any(instance.start == _UNKNOWN for instance in placed):
+        placed = _guess_places(instances, gpu)
+    return tuple(sorted(placed, key=lambda instance: (instance.start, instance.uuid)))
 
 
 def _placement(nvml: Any, handle: Any, number: int) -> tuple[int, int] | None:

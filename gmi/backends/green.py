@@ -47,11 +47,11 @@ class GreenBackend(GpuBackend):
 
     def prepare(self, gmis: Sequence[GmiSpec], topology: Topology) -> Slices:
         """Makes nothing; SliceError where the GMIs of a GPU want more SMs than it has."""
-        num_groups_ = {}
+        needed = {}
         for device in topology.devices:
             if specs := [spec for spec in gmis if spec.gpu_id == device.index]:
-                num_groups_[device.index] = _num_groups_needed(specs, device)
-        return GreenSlices(self, num_groups_)
+                needed[device.index] = _num_groups_needed(specs, device)
+        return GreenSlices(self, needed)
 
     def enter(self, spec: GmiSpec, device: Device) -> None:
         """Takes the cores and the next free groups of SMs, and makes their stream this thread's.

@@ -253,7 +253,7 @@ def _on_loss(config: Config, cluster: ClusterConfig) -> Iterator[Fault]:
 
 def _template_mode(template: Template, config: Config) -> Iterator[Fault]:
     if template.mode != config.mode:
-        names = " or ".join(template_.name for template_ in templates_of(config.mode))
+        names = " or ".join(t.name for t in templates_of(config.mode))
         alternative = ", leave it out," if config.layout.file is None else " in the layout's file,"
         yield Fault(
             "layout.template", template.name,

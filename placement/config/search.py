@@ -25,7 +25,7 @@ def _as_choices(value: Any) -> Any:
     values = as_tuple(value)
     if not isinstance(values, tuple):
         return values
-    return tuple(list(value_) if isinstance(value_, tuple) else value_ for value_ in values)
+    return tuple(list(item) if isinstance(item, tuple) else item for item in values)
 
 
 WholeBounds = Annotated[tuple[Int, Int], BeforeValidator(pair)]

@@ -30,8 +30,8 @@ def rollout_workers_of(layout: Layout) -> dict[int, list[int]]:
     }
     workers: dict[int, list[int]] = {trainer: [] for trainer in trainers}
     for agent in sorted(trainers_near, key=lambda agent: not trainers_near[agent]):
-        trainer_ = min(trainers_near[agent] or trainers, key=lambda trainer: len(workers[trainer]))
-        workers[trainer_].append(agent)
+        idlest = min(trainers_near[agent] or trainers, key=lambda trainer: len(workers[trainer]))
+        workers[idlest].append(agent)
     return {trainer: sorted(agents) for trainer, agents in workers.items()}
 
 

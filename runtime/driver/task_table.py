@@ -328,7 +328,7 @@ class TaskTable:
             else:
                 self._interrupt(task, process)
         if task.attempts:
-            for child in [task_ for task_ in self.live.values() if task_.parent == task.id]:
+            for child in [other for other in self.live.values() if other.parent == task.id]:
                 if self.live.get(child.id) is child:
                     self._cancel(child, force)
 

@@ -364,8 +364,8 @@ class Chains:
                 f"{do.MOST_FAILED_STARTS} replicas of the control store in a row did not start"
                 f"{why}; a chain needs one. Look at their output, or run without replicas."
             )
-            for chain_ in self._chains:
-                chain_.unacked.clear()
+            for other in self._chains:
+                other.unacked.clear()
             with self._changed:
                 self._changed.notify_all()
 

@@ -102,7 +102,7 @@ def _idle_instances(device: Device) -> tuple[MigInstance, ...]:
     """
     assert device.uuid is not None
     with contextlib.closing(Lease("mig")) as lease, MigGpu.open(device.uuid) as gpu:
-        notes = [note for lease_ in lease.others() for note in lease_.notes]
+        notes = [note for other in lease.others() for note in other.notes]
         noted = {
             note.get(key)
             for note in notes

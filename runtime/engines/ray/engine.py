@@ -432,7 +432,7 @@ class RayEngine:
             self.note(creation.body_id, -1)
         target = Target(
             handle, is_journaled=restarts != 0 and not build.is_concurrent,
-            groups={name_: method.concurrency_group for name_, method in methods.items()},
+            groups={key: method.concurrency_group for key, method in methods.items()},
             known_groups=tuple(options.concurrency_groups),
         )  # fmt: skip
         if options.name:
@@ -465,7 +465,7 @@ class RayEngine:
         try:
             handle = ray.get_actor(f"{namespace}/{name}")
         except ValueError:
-            names = [name_ for space, name_ in self._request_names() if space == namespace]
+            names = [known for space, known in self._request_names() if space == namespace]
             raise ValueError(
                 f"no living actor is named {name!r} in the namespace {namespace!r}. There are: "
                 f"{', '.join(names) or 'none'}."

@@ -186,10 +186,10 @@ def infeasible(name: str, demand: Mapping[str, float], host: str) -> OutOfResour
         resources = node["Resources"]
         if all(resources.get(resource, 0.0) >= amount for resource, amount in demand.items()):
             return None
-    wants = ", ".join(f"{n:g} {name_}" for name_, n in demand.items())
+    wants = ", ".join(f"{n:g} {key}" for key, n in demand.items())
     have = "; ".join(
         f"{node['NodeManagerAddress']}: "
-        + ", ".join(f"{n:g} {name_}" for name_, n in countable(node["Resources"]).items())
+        + ", ".join(f"{n:g} {key}" for key, n in countable(node["Resources"]).items())
         for node in nodes
     )
     return OutOfResources(
