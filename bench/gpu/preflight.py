@@ -42,19 +42,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for module in modules:
             importlib.import_module(module)
     except ImportError as error:
-        return _told(f"{error}. {_remedy()}", MISSING)
+        return _refuse(f"{error}. {_remedy()}", MISSING)
     from gmi_drl.gmi import DiscoveryError, discover
     from gmi_drl.roles.envs import check_env
 
     if faults := check_env(options.env, options.adapter):
-        said = [*faults, "ENV_ID and ADAPTER of slot.sh go together: ENV_ID=Ant-v5 ADAPTER=warp."]
-        return _told("\n".join(said), MISSING)
+        lines = [*faults, "ENV_ID and ADAPTER of slot.sh go together: ENV_ID=Ant-v5 ADAPTER=warp."]
+        return _refuse("\n".join(lines), MISSING)
     if not options.dry:
         try:
             discover(backend="direct")
         except DiscoveryError as error:
             text = f"no GPU here, nothing is measured: {error} SLOT_DRY=1 rehearses on CPU cores."
-            return _told(text, NO_GPU)
+            return _refuse(text, NO_GPU)
     return 0
 
 
@@ -65,8 +65,8 @@ def _remedy() -> str:
         target = json.loads((pack / "pack" / "manifest.json").read_text())["target"]
         python = "{}.{}".format(*sys.version_info[:2])
         if target["python"] != python:
-            its = target["python"]
-            return f"The pack in {pack} is for Python {its}; this is {python}. Set PYTHON."
+            pack_python = target["python"]
+            return f"The pack in {pack} is for Python {pack_python}; this is {python}. Set PYTHON."
         return (
             f"The pack in {pack} has it not, nor has this node: build it again with --has-not, and "
             "carry it."
@@ -74,7 +74,7 @@ def _remedy() -> str:
     return "Unpack the pack of this node (slot.sh unpack N), or install it."
 
 
-def _told(text: str, code: int) -> int:
+def _refuse(text: str, code: int) -> int:
     print(text, file=sys.stderr)
     return code
 

@@ -87,14 +87,14 @@ class Node:
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
         began_s = time.monotonic()
-        code, said = self._run(["bash", "bench/gpu/slot.sh", *words], out, step_s)
+        code, output = self._run(["bash", "bench/gpu/slot.sh", *words], out, step_s)
         seconds = time.monotonic() - began_s
-        self._uses("call_s", seconds)
-        self._look_at(out)
+        self._record_use("call_s", seconds)
+        self._check_files(out)
         self.calls.append({"words": list(words), "seconds": round(seconds, 1), "exit": code})
         if code not in (0, 3 if "unpack" in words else 0, 124 if step_s else 0):
-            self.faults.append(f"slot.sh {' '.join(words)} ended with {code}:\n{said[-2000:]}")
-        self._goes_on(out, words)
+            self.faults.append(f"slot.sh {' '.join(words)} ended with {code}:\n{output[-2000:]}")
+        self._check_cells(out, words)
         shutil.copytree(out, self.folder / "given", dirs_exist_ok=True)
 
     def lose(self) -> None:
@@ -117,14 +117,14 @@ class Node:
             shutil.copy2(source, target, follow_symlinks=False)
             nbytes += source.lstat().st_size
         # What was given back is put where slot.sh looks for earlier results.
-        given = self.folder / "given"
-        if given.exists():
-            shutil.copytree(given, self.tree / "bench" / "results" / "gpu", dirs_exist_ok=True)
+        returned = self.folder / "given"
+        if returned.exists():
+            shutil.copytree(returned, self.tree / "bench" / "results" / "gpu", dirs_exist_ok=True)
         shutil.rmtree(self.tree / ".pack", ignore_errors=True)
         if carry is not None:
             shutil.copytree(carry, self.tree / ".pack" / carry.name)
             nbytes += sum(p.stat().st_size for p in carry.rglob("*") if p.is_file())
-        self._uses("tree_mib", nbytes / _MIB)
+        self._record_use("tree_mib", nbytes / _MIB)
 
     def _run(self, command: Sequence[str], out: Path, step_s: float | None) -> tuple[int, str]:
         temporary = self.folder / "tmp"
@@ -154,30 +154,30 @@ class Node:
                 process.wait()
         return code, log.read_text(errors="replace")
 
-    def _look_at(self, out: Path) -> None:
+    def _check_files(self, out: Path) -> None:
         files = [path for path in out.rglob("*") if not path.is_dir()]
         sizes = [path.lstat().st_size / _MIB for path in files]
-        self._uses("files", len(files))
-        self._uses("file_mib", max(sizes, default=0.0))
-        self._uses("out_mib", sum(sizes))
+        self._record_use("files", len(files))
+        self._record_use("file_mib", max(sizes, default=0.0))
+        self._record_use("out_mib", sum(sizes))
         for path in files:
             inside = path.relative_to(out)
-            self._uses("folders", len(inside.parts) - 1)
+            self._record_use("folders", len(inside.parts) - 1)
             if not all(_NAME.fullmatch(part) for part in inside.parts):
                 self.faults.append(f"{inside}: a name may have letters, digits and . _ - only")
             if path.is_symlink() or not path.is_file():
                 self.faults.append(f"{inside}: no plain file, so it does not come back")
 
-    def _goes_on(self, out: Path, words: Sequence[str]) -> None:
+    def _check_cells(self, out: Path, words: Sequence[str]) -> None:
         """Nothing that was measured before may be gone, or have been measured again."""
         for path in out.glob("*/suite.json"):
             cells = {cell["key"]: cell for cell in json.loads(path.read_text())["cells"]}
-            again = [key for key, cell in self.cells.items() if cells.get(key) != cell]
-            if again:
-                self.faults.append(f"slot.sh {' '.join(words)}: lost or run again: {again}")
+            changed = [key for key, cell in self.cells.items() if cells.get(key) != cell]
+            if changed:
+                self.faults.append(f"slot.sh {' '.join(words)}: lost or run again: {changed}")
             self.cells = cells
 
-    def _uses(self, limit: str, amount: float) -> None:
+    def _record_use(self, limit: str, amount: float) -> None:
         self.used[limit] = max(self.used[limit], amount)
 
 
@@ -199,8 +199,8 @@ def calls(parts: Sequence[Path]) -> list[tuple[list[str], Path | None]]:
     unpacking: list[tuple[list[str], Path | None]] = [
         (["unpack", str(number)], part) for number, part in enumerate(parts, 1)
     ]
-    last = unpacking.pop()
-    unpacking.append(([*last[0], "facts"], last[1]))
+    final_call = unpacking.pop()
+    unpacking.append(([*final_call[0], "facts"], final_call[1]))
     work = (
         ["first"], ["headline"], ["serving", "reduction"], ["seeds", "trials"],
         ["num_env", "update"], ["rest"],
@@ -239,9 +239,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report(node: Node, parts: Sequence[Path], kind: str) -> int:
-    over = [name for name, limit in LIMITS.items() if node.used[name] > limit]
+    exceeded = [name for name, limit in LIMITS.items() if node.used[name] > limit]
     node.faults += [
-        f"{name}: {node.used[name]:.1f}; the limit is {LIMITS[name]:g}" for name in over
+        f"{name}: {node.used[name]:.1f}; the limit is {LIMITS[name]:g}" for name in exceeded
     ]
     versions = json.loads(
         subprocess.run(

@@ -78,23 +78,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = results / machine / "seeds.json"
     rows: list[dict[str, Any]] = []
     try:
-        kept = json.loads(path.read_text()) if path.exists() else []
-        report.keep(path, json.dumps(kept, indent=1) + "\n")  # if not, nothing is measured
-        alone = next((row.get("value") for row in kept if row["name"] == _ALONE), None)
+        kept_rows = json.loads(path.read_text()) if path.exists() else []
+        report.keep(path, json.dumps(kept_rows, indent=1) + "\n")  # if not, nothing is measured
+        alone = next((row.get("value") for row in kept_rows if row["name"] == _ALONE), None)
         for count in options.counts:
             for way in options.ways if count > 1 else WAYS[:1]:
-                about = {
+                fields = {
                     "name": f"seeds/{way}/{count}",
                     "unit": "updates/s",
                     "seconds": options.seconds,
                 }
-                row = row_of(about, partial(_measured, way, count, options), options.dry)
+                row = row_of(fields, partial(_measured, way, count, options), options.dry)
                 if "value" in row:
                     alone = row["value"] if count == 1 else alone
                     row["ratio"] = alone and round(row["value"] / alone, 3)
                 rows.append(row)
-                kept = [old for old in kept if old["name"] != row["name"]] + [row]
-                report.keep(path, json.dumps(kept, indent=1) + "\n")
+                kept_rows = [old for old in kept_rows if old["name"] != row["name"]] + [row]
+                report.keep(path, json.dumps(kept_rows, indent=1) + "\n")
                 print(json.dumps({"bench": "gpu_seeds", **row}), flush=True)
     except report.Unwritable as error:
         print(error, file=sys.stderr)
@@ -133,26 +133,26 @@ def _measured(way: str, count: int, options: argparse.Namespace) -> dict[str, An
             for words in _commands(way, count, folder, options)
         ]  # fmt: skip
     try:
-        before = _progress(folder, count, launches, log)
+        first_metrics = _progress(folder, count, launches, log)
         begin = time.perf_counter()
         activity = _activity(options.seconds)
-        after, seconds = last_metrics(folder), time.perf_counter() - begin
+        last, seconds = last_metrics(folder), time.perf_counter() - begin
         if any(launch.poll() is not None for launch in launches):
             raise CellError(f"a launch has ended: {_tail(log)}")
     finally:
         _end(launches)
         shutil.rmtree(folder, ignore_errors=True)
-    each = [
-        (after[run]["updates"] - row["updates"]) / (after[run]["time_s"] - row["time_s"])
-        for run, row in before.items()
-        if after[run]["time_s"] > row["time_s"]
+    rates = [
+        (last[run]["updates"] - row["updates"]) / (last[run]["time_s"] - row["time_s"])
+        for run, row in first_metrics.items()
+        if last[run]["time_s"] > row["time_s"]
     ]
-    steps = sum(after[run]["steps"] - row["steps"] for run, row in before.items()) / seconds
-    if len(each) < count:
-        raise CellError(f"{count - len(each)} launches made nothing in {options.seconds} s")
+    steps = sum(last[run]["steps"] - row["steps"] for run, row in first_metrics.items()) / seconds
+    if len(rates) < count:
+        raise CellError(f"{count - len(rates)} launches made nothing in {options.seconds} s")
     return {
-        "value": round(sum(each), 1),
-        "spread": [round(min(each), 1), round(max(each), 1)],  # of a launch
+        "value": round(sum(rates), 1),
+        "spread": [round(min(rates), 1), round(max(rates), 1)],  # of a launch
         "steps_per_s": round(steps, 1),
         "gpu_activity": activity,
     }
@@ -163,30 +163,30 @@ def _commands(way: str, count: int, folder: Path, options: argparse.Namespace) -
     config = json.loads(options.config.read_text()) if options.config else CONFIG
     config = config | (DRY if options.dry else {})
     cores = sorted(os.sched_getaffinity(0))
-    per = max(1, len(cores) // max(_MOST, *options.counts))
+    share = max(1, len(cores) // max(_MOST, *options.counts))
 
-    def written(place: int, backend: str, mine: list[int]) -> str:
+    def written(place: int, backend: str, pinned: list[int]) -> str:
         path = folder / f"{place}.yaml"
         run = config["run"] | {"name": str(place), "folder": str(folder / "runs"), "seed": place}
-        hardware = {"backend": backend, "cores": mine} | ({} if options.dry else {"num_gpus": 1})
+        hardware = {"backend": backend, "cores": pinned} | ({} if options.dry else {"num_gpus": 1})
         path.write_text(json.dumps(config | {"run": run, "hardware": hardware}))
         return str(path)
 
     if way == "mps" and count > 1:
-        every = written(1, "cpu" if options.dry else "mps", cores[: per * count])
-        return [[every, "--seeds", str(count), "--parallel", str(count)]]
+        path = written(1, "cpu" if options.dry else "mps", cores[: share * count])
+        return [[path, "--seeds", str(count), "--parallel", str(count)]]
     backend = "cpu" if options.dry else "direct"
-    return [[written(i + 1, backend, cores[i * per : (i + 1) * per])] for i in range(count)]
+    return [[written(i + 1, backend, cores[i * share : (i + 1) * share])] for i in range(count)]
 
 
 def last_metrics(folder: Path, runs: str = "runs/*/*/metrics.jsonl") -> dict[Path, dict[str, Any]]:
     """Returns the last whole line of each run's metrics."""
-    found = {}
+    metrics = {}
     for path in sorted(folder.glob(runs)):
         lines = path.read_text().rpartition("\n")[0].splitlines()
         if lines:
-            found[path] = json.loads(lines[-1])
-    return found
+            metrics[path] = json.loads(lines[-1])
+    return metrics
 
 
 def _progress(
@@ -195,9 +195,9 @@ def _progress(
     """Waits until all launches have made some updates; returns the last line of each."""
     deadline = time.monotonic() + _FIRST_S
     while time.monotonic() < deadline:
-        last = last_metrics(folder)
-        if len(last) == count and all(row.get("updates", 0) > 200 for row in last.values()):
-            return last
+        metrics = last_metrics(folder)
+        if len(metrics) == count and all(row.get("updates", 0) > 200 for row in metrics.values()):
+            return metrics
         if any(launch.poll() is not None for launch in launches):
             raise CellError(f"a launch has ended: {_tail(log)}")
         time.sleep(0.2)
@@ -206,18 +206,18 @@ def _progress(
 
 def _activity(seconds: float) -> float | None:
     """Waits; returns the share of the time in which a kernel ran, None where NVML cannot say."""
-    end, looks = time.perf_counter() + seconds, []
+    end, samples = time.perf_counter() + seconds, []
     with contextlib.ExitStack() as stack:
         nvml = handle = None
         with contextlib.suppress(Exception):  # no driver: the time is waited all the same
             nvml = stack.enter_context(driver.nvml_session())
             handle = nvml.nvmlDeviceGetHandleByIndex(0)
-        while (left := end - time.perf_counter()) > 0:
+        while (remaining_s := end - time.perf_counter()) > 0:
             if nvml is not None and handle is not None:
-                said = driver.query(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
-                looks += [] if said is None else [said.gpu / 100]
-            time.sleep(min(0.2, left))
-    return round(sum(looks) / len(looks), 3) if looks else None
+                utilization = driver.query(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+                samples += [] if utilization is None else [utilization.gpu / 100]
+            time.sleep(min(0.2, remaining_s))
+    return round(sum(samples) / len(samples), 3) if samples else None
 
 
 def _tail(log: Path) -> str:

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             about = {"name": f"trials/{count}", "unit": "s", "trials": options.trials}
             row = row_of(about, partial(_measured, count, options), options.dry)
             rows.append(row)
-            alone = next((its["value"] for its in rows if its.get("at_once") == 1), None)
+            alone = next((r["value"] for r in rows if r.get("at_once") == 1), None)
             if alone and "value" in row:
                 row["ratio"] = round(alone / row["value"], 3)
             report.keep(path, json.dumps(rows, indent=1) + "\n")
@@ -85,15 +85,15 @@ def _measured(count: int, options: argparse.Namespace) -> dict[str, Any]:
                     raise CellError(f"it took more than {_LIMIT_S:g} s") from None
                 raise
         seconds = time.perf_counter() - begin
-        last = last_metrics(folder, "searches/*/*/trials/*/*/metrics.jsonl")
-        if code or len(last) < options.trials:
+        metrics = last_metrics(folder, "searches/*/*/trials/*/*/metrics.jsonl")
+        if code or len(metrics) < options.trials:
             tail = (folder / "log").read_text(errors="replace")[-1500:]
-            raise CellError(f"exit code {code}, {len(last)} trials with metrics: {tail}")
+            raise CellError(f"exit code {code}, {len(metrics)} trials with metrics: {tail}")
         return {
             "value": round(seconds, 1),
             "at_once": count,
-            "updates": sum(row["updates"] for row in last.values()),
-            "steps": sum(row["steps"] for row in last.values()),
+            "updates": sum(row["updates"] for row in metrics.values()),
+            "steps": sum(row["steps"] for row in metrics.values()),
         }
 
 

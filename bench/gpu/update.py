@@ -184,12 +184,12 @@ class Contender:
         self._guarded(self._measure)
 
     def _measure(self) -> None:
-        took, queued = 0.0, 0.0
+        total_s, queued_s = 0.0, 0.0
         for _ in range(self._repeats):
-            one, of_it = self._update()
-            took, queued = took + one, queued + of_it
-        self.seconds.append(took / self._repeats)
-        self.host.append(queued / self._repeats)
+            update_s, update_queued_s = self._update()
+            total_s, queued_s = total_s + update_s, queued_s + update_queued_s
+        self.seconds.append(total_s / self._repeats)
+        self.host.append(queued_s / self._repeats)
 
     def _update(self) -> tuple[float, float]:
         set_matmul_precision(self.precision, self._device)  # type: ignore[arg-type]
@@ -200,11 +200,11 @@ class Contender:
         self.job.update()
         queued = perf_counter()
         stats = self.learner.stats()  # waits for the device
-        done = perf_counter()
+        finished = perf_counter()
         loss = stats[self.job.loss]
         assert loss is not None
         self.loss = loss
-        return (done - start) / self.job.updates, (queued - start) / self.job.updates
+        return (finished - start) / self.job.updates, (queued - start) / self.job.updates
 
     def _guarded(self, step: Callable[[], object]) -> None:
         if self.failure:
@@ -253,9 +253,9 @@ class ReplayJob:
     def __init__(
         self, algorithm: str, precision: str, device: torch.device, pool: Pool | None
     ) -> None:
-        config, its, width, actions = REPLAYED[algorithm]
+        config, overrides, width, actions = REPLAYED[algorithm]
         settings = config(
-            **its, precision=precision, replay_start=0, replay_capacity=2**16,
+            **overrides, precision=precision, replay_start=0, replay_capacity=2**16,
             updates_per_row=UPDATES / (NUM_ENV * STEPS),
         )  # fmt: skip
         env: Any = SimpleNamespace(
@@ -264,12 +264,12 @@ class ReplayJob:
         )  # fmt: skip
         cls = algorithm_class(settings)
         network = cls.make_network(settings, env, torch.Generator().manual_seed(0)).to(device)
-        made = cls(settings, cls.make_policy(network, settings), Normalizers(None, None))
+        instance = cls(settings, cls.make_policy(network, settings), Normalizers(None, None))
         generator = torch.Generator(device).manual_seed(0)
-        self.learner = Learner(made, generator, pool=pool)
+        self.learner = Learner(instance, generator, pool=pool)
         self._batch = _steps(width, actions, device)
         self._trains = on_replay(self.learner, self._batch, None, _no_goals)
-        self.loss = made.stats[0]
+        self.loss = instance.stats[0]
         self.about = {
             "algorithm": algorithm, "batch": settings.batch_size, "sampler": settings.sampler,
             "network": list(settings.network), "obs": width, "actions": str(actions),
@@ -277,9 +277,9 @@ class ReplayJob:
 
     def update(self) -> None:
         """Puts steps in, and takes the updates that are due."""
-        before = self.learner.updates
+        updates = self.learner.updates
         self._trains.update(self._batch)
-        assert self.learner.updates - before == self.updates
+        assert self.learner.updates - updates == self.updates
 
 
 def _no_goals() -> VecEnv:
@@ -289,15 +289,15 @@ def _no_goals() -> VecEnv:
 def _steps(width: int, actions: spaces.Space[Any], device: torch.device) -> Batch:
     """Returns steps of environments whose episodes have a thousand; they go on from themselves."""
     g = torch.Generator().manual_seed(0)
-    seen = torch.randn(STEPS + 1, NUM_ENV, width, generator=g)
-    seen[-1] = seen[0]
+    observed = torch.randn(STEPS + 1, NUM_ENV, width, generator=g)
+    observed[-1] = observed[0]
     done = torch.rand(STEPS, NUM_ENV, generator=g) < 0.001
     if isinstance(actions, spaces.Discrete):
         action = torch.randint(int(actions.n), (STEPS, NUM_ENV, 1), generator=g).float()
     else:
         action = 2.0 * torch.rand(STEPS, NUM_ENV, *(actions.shape or ()), generator=g) - 1.0
     columns = {
-        "raw_observation": seen[:-1], "next_observation": seen[1:], "action": action,
+        "raw_observation": observed[:-1], "next_observation": observed[1:], "action": action,
         "reward": torch.rand(STEPS, NUM_ENV, generator=g), "done": done.float(),
         "terminated": done,
     }  # fmt: skip
@@ -378,38 +378,41 @@ def _rows(
     }  # fmt: skip
     gpu = {} if options.dry else {"gpu": torch.cuda.get_device_name(device)}
     note = {"note": DRY_NOTE} if options.dry else {}
-    here = {
+    origin = {
         "torch": torch.__version__, "machine": report.machine(), "commit": report.commit(),
     }  # fmt: skip
-    found = []
-    for one in contenders:
-        name, about = _name(one.algorithm, one.precision, one.way), one.job.about | here
+    rows = []
+    for contender in contenders:
+        name, about = (
+            _name(contender.algorithm, contender.precision, contender.way),
+            contender.job.about | origin,
+        )
         row: dict[str, Any] = {"name": name, "unit": "s/update"}
-        if one.failure or not one.seconds:
-            found.append(row | {"value": None, "failure": one.failure} | about | gpu | note)
+        if contender.failure or not contender.seconds:
+            rows.append(row | {"value": None, "failure": contender.failure} | about | gpu | note)
             continue
-        peer = eager.get((one.algorithm, one.precision))
+        peer = eager.get((contender.algorithm, contender.precision))
         ratio = None
         if peer is not None:
-            pairs = zip(peer.seconds, one.seconds, strict=False)
+            pairs = zip(peer.seconds, contender.seconds, strict=False)
             ratio = round(statistics.median(a / b for a, b in pairs), 4)
-        found.append(
+        rows.append(
             row
             | {
-                "value": statistics.median(one.seconds),
+                "value": statistics.median(contender.seconds),
                 "peer": None if peer is None else statistics.median(peer.seconds),
                 "ratio": ratio,
-                "repeats": len(one.seconds),
-                "spread": [min(one.seconds), max(one.seconds)],
-                "host_s": statistics.median(one.host),
-                "first_s": one.first_s,
-                one.job.loss: one.loss,
+                "repeats": len(contender.seconds),
+                "spread": [min(contender.seconds), max(contender.seconds)],
+                "host_s": statistics.median(contender.host),
+                "first_s": contender.first_s,
+                contender.job.loss: contender.loss,
             }
             | about
             | gpu
             | note
         )
-    return found
+    return rows
 
 
 def _say(row: dict[str, Any]) -> None:

@@ -248,8 +248,8 @@ def traced(run: Callable[[Any], None], target: Target, *, compile: bool) -> list
     import warp._src.context as context
 
     device = offline_device(target)
-    seen: dict[tuple[Any, int, bytes], Any] = {}
-    found: list[Loaded] = []
+    launchables: dict[tuple[Any, int, bytes], Any] = {}
+    modules: list[Loaded] = []
     load_module = context.Module.load
 
     def load(self: Any, on: Any, block_dim: int | None = None, *args: Any, **kw: Any) -> Any:
@@ -258,27 +258,27 @@ def traced(run: Callable[[Any], None], target: Target, *, compile: bool) -> list
             return load_module(self, on, block_dim, *args, **kw)
         dim = block_dim if block_dim is not None else self.options["block_dim"]
         key = (self, dim, self.get_module_hash(dim))
-        if key not in seen:
-            seen[key] = _Launchable(context.KernelHooks)
+        if key not in launchables:
+            launchables[key] = _Launchable(context.KernelHooks)
             folder = os.path.join(wp.config.kernel_cache_dir, self.get_module_identifier(dim))
             name = self._get_compile_output_name(on, block_dim=dim)
             begin, compiled = time.perf_counter(), False
-            with _claim(folder) if compile else contextlib.nullcontext(False) as mine:
-                if mine:
+            with _claim(folder) if compile else contextlib.nullcontext(False) as claimed:
+                if claimed:
                     arch, options = self._get_compile_arch(on), self.resolved_options[dim]
                     compiled = self._compile(on, folder, name, arch, options=options)
             seconds = time.perf_counter() - begin
-            found.append(Loaded(os.path.basename(folder), name, dim, compiled, seconds))
+            modules.append(Loaded(os.path.basename(folder), name, dim, compiled, seconds))
             if compiled:
-                print(json.dumps(asdict(found[-1])), flush=True)
-        return seen[key]
+                print(json.dumps(asdict(modules[-1])), flush=True)
+        return launchables[key]
 
     context.Module.load = load
     try:
         run(device)
     finally:
         context.Module.load = load_module
-    return found
+    return modules
 
 
 class _Launchable:
@@ -324,27 +324,27 @@ def compile_kernels(
     needed: dict[str, Loaded] = {}
     for env_id in env_ids:
         for way in _WAYS:
-            here = _in_processes(1, "list", cache, env_id, way, target)
-            missing = [one for one in here if _folder(cache, one) is None]
-            tell(f"{env_id}, {way['num_env']} environments: {len(here)} modules, "
+            modules = _in_processes(1, "list", cache, env_id, way, target)
+            missing = [module for module in modules if _folder(cache, module) is None]
+            tell(f"{env_id}, {way['num_env']} environments: {len(modules)} modules, "
                  f"{len(missing)} to compile")  # fmt: skip
             if missing:
                 _in_processes(jobs, "compile", cache, env_id, way, target, tell, len(missing))
-            for one in _in_processes(1, "load", cache, env_id, way, target):
-                if one.compiled:
+            for loaded in _in_processes(1, "load", cache, env_id, way, target):
+                if loaded.compiled:
                     raise KernelError(
-                        f"{one.file} was compiled again when it was loaded: warp does not find it "
-                        "under the name that it was compiled to. Remove the cache and try again."
+                        f"{loaded.file} was compiled again when it was loaded: warp does not find "
+                        "it under the name that it was compiled to. Remove the cache and try again."
                     )
-            needed |= {one.file: one for one in here}
-    folders = {_folder(cache, one) for one in needed.values()}
+            needed |= {module.file: module for module in modules}
+    folders = {_folder(cache, module) for module in needed.values()}
     return sorted(folder for folder in folders if folder is not None)
 
 
-def _folder(cache: Path, one: Loaded) -> Path | None:
+def _folder(cache: Path, loaded: Loaded) -> Path | None:
     """The folder of a module in the cache, if all that warp loads is in it."""
-    for binary in cache.glob(f"*/{one.module}/{one.file}"):
-        if (binary.parent / f"{one.module}.meta").is_file():
+    for binary in cache.glob(f"*/{loaded.module}/{loaded.file}"):
+        if (binary.parent / f"{loaded.module}.meta").is_file():
             return binary.parent
     return None
 
@@ -368,12 +368,13 @@ def _in_processes(
     workers = [
         subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(number)
     ]
-    said: list[Loaded] = []
+    modules: list[Loaded] = []
     try:
         for line in _lines(workers):
-            said.append(Loaded(**json.loads(line)))
+            modules.append(Loaded(**json.loads(line)))
             if tell is not None:
-                tell(f"  {len(said)} of {expected}: {said[-1].module}, {said[-1].seconds:.0f} s")
+                module = modules[-1]
+                tell(f"  {len(modules)} of {expected}: {module.module}, {module.seconds:.0f} s")
     finally:
         for worker in workers:
             worker.kill()
@@ -383,7 +384,7 @@ def _in_processes(
             f"{env_id}: a process that should {task} kernels ended with code {failed[0]}; what it "
             "said stands above. Modules that have been compiled are kept: try again."
         )
-    return said
+    return modules
 
 
 def _lines(workers: Sequence[subprocess.Popen[str]]) -> Iterator[str]:
@@ -417,10 +418,10 @@ def _work(task: str, env_id: str, way: dict[str, Any], target: dict[str, Any]) -
     if task == "compile":
         traced(run, Target(**target), compile=True)
         return
-    does = taken(run, Target(**target)) if task == "load" else \
+    modules = taken(run, Target(**target)) if task == "load" else \
         traced(run, Target(**target), compile=False)  # fmt: skip
-    for one in does:
-        print(json.dumps(asdict(one)), flush=True)
+    for module in modules:
+        print(json.dumps(asdict(module)), flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -431,16 +432,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--driver", default=Target.driver, help="CUDA version of its driver")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    given = parser.parse_args(argv)
-    if given.worker:
-        _work(**json.loads(given.worker))
+    options = parser.parse_args(argv)
+    if options.worker:
+        _work(**json.loads(options.worker))
         return 0
-    if given.cache is None:
+    if options.cache is None:
         parser.error("--cache FOLDER is needed")
-    target = Target(given.arch, given.driver)
+    target = Target(options.arch, options.driver)
     try:
         folders = compile_kernels(
-            given.cache.resolve(), given.env, target, given.jobs,
+            options.cache.resolve(), options.env, target, options.jobs,
             lambda text: print(text, file=sys.stderr, flush=True),
         )  # fmt: skip
     except KernelError as error:

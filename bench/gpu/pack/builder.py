@@ -89,7 +89,9 @@ def is_never_carried(name: str) -> bool:
     """Tells whether it belongs to the node's CUDA; nvidia-ml-py is plain Python over its driver."""
     if name == "nvidia-ml-py":
         return False
-    return any(name == one or (one[-1] == "-" and name.startswith(one)) for one in NEVER)
+    return any(
+        name == prefix or (prefix[-1] == "-" and name.startswith(prefix)) for prefix in NEVER
+    )
 
 
 def needs(order: Order, roots: Iterable[Requirement]) -> Needs:
@@ -98,8 +100,8 @@ def needs(order: Order, roots: Iterable[Requirement]) -> Needs:
     target = {"python_version": order.python, "python_full_version": f"{order.python}.0"}
     marks: dict[str, str] = {**default_environment(), **target}
     marks |= {"platform_machine": "x86_64", "sys_platform": "linux", "extra": ""}
-    found, seen = Needs(), set[tuple[str, str]]()
-    queue = [(one, "") for one in roots]
+    result, seen = Needs(), set[tuple[str, str]]()
+    queue = [(root, "") for root in roots]
     while queue:
         requirement, extra = queue.pop()
         if requirement.marker and not requirement.marker.evaluate(marks | {"extra": extra}):
@@ -108,19 +110,19 @@ def needs(order: Order, roots: Iterable[Requirement]) -> Needs:
         if name in LEFT_OUT:
             continue
         if is_never_carried(name) or name in has:
-            found.node[name] = max(found.node.get(name, "0"), _least(requirement), key=_numbers)
+            result.node[name] = max(result.node.get(name, "0"), _least(requirement), key=_numbers)
             continue
-        for its_extra in ("", *sorted(requirement.extras)):
-            if (name, its_extra) in seen:
+        for requested in ("", *sorted(requirement.extras)):
+            if (name, requested) in seen:
                 continue
-            seen.add((name, its_extra))
+            seen.add((name, requested))
             distribution = _installed(name)
-            found.carried[name] = distribution.version
-            queue += [(Requirement(text), its_extra) for text in distribution.requires or ()]
-    for name, least in found.node.items():
+            result.carried[name] = distribution.version
+            queue += [(Requirement(text), requested) for text in distribution.requires or ()]
+    for name, least in result.node.items():
         if least != "0" and not is_never_carried(name) and _stands_alone(name):
-            found.fallback[name] = _installed(name).version
-    return found
+            result.fallback[name] = _installed(name).version
+    return result
 
 
 def _installed(name: str) -> importlib.metadata.Distribution:
@@ -140,11 +142,11 @@ def _stands_alone(name: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     pure = "Root-Is-Purelib: true" in (distribution.read_text("WHEEL") or "")
-    return pure and not [one for one in distribution.requires or () if "extra ==" not in one]
+    return pure and not [text for text in distribution.requires or () if "extra ==" not in text]
 
 
 def _least(requirement: Requirement) -> str:
-    versions = [one.version for one in requirement.specifier if one.operator in (">=", "~=", "==")]
+    versions = [s.version for s in requirement.specifier if s.operator in (">=", "~=", "==")]
     return max(versions, key=_numbers, default="0")
 
 
@@ -156,7 +158,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 def requirements() -> list[Requirement]:
     """Returns what the project and its extras for a GPU node ask for."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [one for extra in EXTRAS for one in project["optional-dependencies"][extra]]
+    extras = [text for extra in EXTRAS for text in project["optional-dependencies"][extra]]
     return [Requirement(text) for text in project["dependencies"] + extras]
 
 
@@ -178,34 +180,34 @@ def wheels(versions: Mapping[str, str], order: Order, folder: Path) -> dict[str,
                 "there a network? Else put a wheel into the folder of wheels, or name the package "
                 "in --has if the node has it."
             )
-    found = {}
+    paths = {}
     for name, version in versions.items():
         wheel = _wheel(folder, name, version, order) or _wheel(folder, name, None, order)
         assert wheel is not None
-        found[name] = wheel
-    return found
+        paths[name] = wheel
+    return paths
 
 
 def _wheel(folder: Path, name: str, version: str | None, order: Order) -> Path | None:
     """A wheel for the target in `folder`; of any version if that is None."""
     tag = "cp" + order.python.replace(".", "")
     for path in sorted(folder.glob("*.whl")):
-        its_name, its_version, _, tags = parse_wheel_filename(path.name)
+        wheel_name, wheel_version, _, tags = parse_wheel_filename(path.name)
         fits = any(
             (t.platform == "any" or ("manylinux" in t.platform and t.platform.endswith("x86_64")))
             and (t.interpreter in (tag, "py3", "py2.py3") or t.abi == "abi3")
             for t in tags
         )
-        if its_name == name and fits and version in (None, str(its_version)):
+        if wheel_name == name and fits and version in (None, str(wheel_version)):
             return path
     return None
 
 
-def _pip_download(what: str, order: Order, folder: Path) -> bool:
-    platforms = [f"--platform={one}_x86_64" for one in PLATFORMS]
+def _pip_download(requirement: str, order: Order, folder: Path) -> bool:
+    platforms = [f"--platform={platform}_x86_64" for platform in PLATFORMS]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest",
                str(folder), "--only-binary=:all:", "--python-version", order.python,
-               "--implementation", "cp", *platforms, what]  # fmt: skip
+               "--implementation", "cp", *platforms, requirement]  # fmt: skip
     return subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode == 0
 
 
@@ -241,20 +243,20 @@ def build(order: Order, tell: Callable[[str], None]) -> list[Path]:
     if order.part_mib < 1:
         raise BuildError(f"--part-mib {order.part_mib}; must be at least 1.")
     order.out.mkdir(parents=True, exist_ok=True)
-    found = needs(order, requirements())
-    tell(f"{len(found.carried)} packages: {_listed(found.carried)}")
-    tell(f"from the node: {_listed(found.node)}")
-    wheel_of = wheels(found.carried | found.fallback, order, order.out / "wheels")
+    needed = needs(order, requirements())
+    tell(f"{len(needed.carried)} packages: {_listed(needed.carried)}")
+    tell(f"from the node: {_listed(needed.node)}")
+    wheel_of = wheels(needed.carried | needed.fallback, order, order.out / "wheels")
     actual = {name: str(parse_wheel_filename(path.name)[1]) for name, path in wheel_of.items()}
     cache = (order.out / "kernels-cache").resolve()
     kernels = compile_kernels(cache, order.envs, order.target, order.jobs, tell)
     tell(f"{len(kernels)} modules of kernels for sm_{order.target.arch}")
-    with tempfile.TemporaryDirectory(dir=order.out, prefix=".new-") as made:
-        inside, parts = Path(made, "inside"), Path(made, "parts")
+    with tempfile.TemporaryDirectory(dir=order.out, prefix=".new-") as staging:
+        inside, parts = Path(staging, "inside"), Path(staging, "parts")
         parts.mkdir()
-        for name in found.carried:
+        for name in needed.carried:
             install(wheel_of[name], inside / "site")
-        for name in found.fallback:
+        for name in needed.fallback:
             install(wheel_of[name], inside / "fallback" / name)
         modules = _copy_kernels(kernels, cache, inside / "kernels")
         manifest: dict[str, Any] = {
@@ -266,13 +268,13 @@ def build(order: Order, tell: Callable[[str], None]) -> list[Path]:
                 "torch": order.torch,
                 "cuda": 13,
             },
-            "packages": {name: actual[name] for name in sorted(found.carried)},
-            "fallback": {name: actual[name] for name in sorted(found.fallback)},
-            "node": dict(sorted(found.node.items())),
+            "packages": {name: actual[name] for name in sorted(needed.carried)},
+            "fallback": {name: actual[name] for name in sorted(needed.fallback)},
+            "node": dict(sorted(needed.node.items())),
             "kernels": {
                 "envs": list(order.envs),
                 "modules": len(kernels),
-                "warp": found.carried.get("warp-lang", ""),
+                "warp": needed.carried.get("warp-lang", ""),
                 "driver": order.target.driver,
                 "toolkit": toolkit(),
                 "source": order.source,
@@ -322,8 +324,8 @@ def write_parts(
     It is a .tar.xz of two streams. That of the packages takes minutes: it is kept in `cache`.
     """
     files = [path for path in sorted(inside.rglob("*")) if path.is_file()]
-    of_kernels = ("kernels", "contents.json")
-    kernels = [path for path in files if path.relative_to(inside).parts[0] in of_kernels]
+    kernel_roots = ("kernels", "contents.json")
+    kernels = [path for path in files if path.relative_to(inside).parts[0] in kernel_roots]
     packages = [path for path in files if path not in set(kernels)]
     unpacked = sum(path.stat().st_size for path in files)
     with tempfile.TemporaryFile(dir=to.parent) as archive:
@@ -331,24 +333,24 @@ def write_parts(
             shutil.copyfileobj(stream, archive, _BLOCK)
         _compress(inside, kernels, archive, last=True)
         size = archive.tell()
-        most = (part_mib << 20) - _ROOM
-        count = -(-size // most)
+        max_bytes = (part_mib << 20) - _ROOM
+        count = -(-size // max_bytes)
         archive.seek(0)
-        whole, parts = hashlib.sha256(), []
+        pack_digest, parts = hashlib.sha256(), []
         for number in range(1, count + 1):
             folder = to / f"part-{number}"
             folder.mkdir()
-            digest, left = hashlib.sha256(), -(-size // count)
+            digest, remaining = hashlib.sha256(), -(-size // count)
             with (folder / "data").open("wb") as out:
-                while left and (block := archive.read(min(left, _BLOCK))):
+                while remaining and (block := archive.read(min(remaining, _BLOCK))):
                     out.write(block)
                     digest.update(block)
-                    whole.update(block)
-                    left -= len(block)
+                    pack_digest.update(block)
+                    remaining -= len(block)
             nbytes = (folder / "data").stat().st_size
             parts.append({"bytes": nbytes, "sha256": digest.hexdigest()})
     manifest = manifest | {
-        "pack": whole.hexdigest(),
+        "pack": pack_digest.hexdigest(),
         "bytes": size,
         "unpacked_bytes": unpacked,
         "parts": parts,
@@ -366,15 +368,15 @@ def _kept_stream(inside: Path, files: Sequence[Path], cache: Path) -> Path:
         digest.update(f"{path.relative_to(inside)} {path.stat().st_mode} ".encode())
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    kept = cache / f"packages-{digest.hexdigest()[:16]}.xz"
-    if not kept.is_file():
+    compressed = cache / f"packages-{digest.hexdigest()[:16]}.xz"
+    if not compressed.is_file():
         for old in cache.glob("packages-*"):
             old.unlink()
-        new = kept.with_suffix(".new")
+        new = compressed.with_suffix(".new")
         with new.open("wb") as out:
             _compress(inside, files, out, last=False)
-        new.rename(kept)
-    return kept
+        new.rename(compressed)
+    return compressed
 
 
 def _compress(inside: Path, files: Sequence[Path], out: IO[bytes], *, last: bool) -> None:

@@ -63,15 +63,19 @@ def watched() -> Iterator[list[Loaded]]:
 
 def summary(loaded: Sequence[Loaded]) -> dict[str, Any]:
     """Returns what was found and what was compiled, as the JSON line has it."""
-    compiled = [one for one in loaded if one.compiled]
+    compiled = [module for module in loaded if module.compiled]
     return {
         "modules": len(loaded),
         "from_cache": len(loaded) - len(compiled),
         "compiled": [
-            {"module": one.module, "block_dim": one.block_dim, "seconds": round(one.seconds, 2)}
-            for one in compiled
+            {
+                "module": module.module,
+                "block_dim": module.block_dim,
+                "seconds": round(module.seconds, 2),
+            }
+            for module in compiled
         ],
-        "compile_s": round(sum(one.seconds for one in compiled), 2),
+        "compile_s": round(sum(module.seconds for module in compiled), 2),
         "cache": os.environ.get("WARP_CACHE_PATH", ""),
     }
 
@@ -93,8 +97,8 @@ def observed(env_id: str, num_env: int, device: str) -> dict[str, Any]:
     first_step_s = time.perf_counter() - begin
     captured = getattr(env, "captured", False)
     env.close()
-    found = {"name": "kernels", "env": env_id, "num_env": num_env, "device": device}
-    return found | {"captured": captured, "first_step_s": round(first_step_s, 2)} | summary(loaded)
+    result = {"name": "kernels", "env": env_id, "num_env": num_env, "device": device}
+    return result | {"captured": captured, "first_step_s": round(first_step_s, 2)} | summary(loaded)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,15 +109,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--must-be-cached", action="store_true", help="exit code 1 if anything was compiled"
     )
-    given = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     import torch
 
-    if given.device.startswith("cuda") and not torch.cuda.is_available():
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
         print("no GPU here: no kernel is loaded. --device cpu tries it without.", file=sys.stderr)
         return 4
-    found = observed(given.env, given.num_env, given.device)
-    print(json.dumps(found), flush=True)
-    return int(given.must_be_cached and bool(found["compiled"]))
+    result = observed(options.env, options.num_env, options.device)
+    print(json.dumps(result), flush=True)
+    return int(options.must_be_cached and bool(result["compiled"]))
 
 
 if __name__ == "__main__":

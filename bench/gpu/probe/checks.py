@@ -52,21 +52,21 @@ def fork(check: Check, preload: Sequence[str] = (*PRELOAD, _WARP)) -> None:
     layout = check.layout("direct", None)
     with check.tried("module that starts CUDA"), slices_of(layout) as (gmis, slices):
         blamed = client("preloads", slices.environment(gmis[0]), *preload)
-        found = blamed["module"] is None
-        check.row("module that starts CUDA", blamed["module"], found, why=blamed["how"])
+        clean = blamed["module"] is None
+        check.row("module that starts CUDA", blamed["module"], clean, why=blamed["how"])
     _forks(check, (), "nothing preloaded")
 
 
-def _forks(check: Check, preload: Sequence[str], how: str) -> bool:
+def _forks(check: Check, preload: Sequence[str], title: str) -> bool:
     """Asks whether a GMI forked by a server that has preloaded computes on the GPU."""
     layout, works = check.layout("direct", None), True
     runtime.init(preload)
     try:
         ready = runtime.preloaded(_STEP)
         skipped = "; ".join(f"{name}: {why}" for name, why in ready.skipped.items())
-        check.row(f"{how}: imports took s", round(ready.import_s, 1), None, why=skipped)
+        check.row(f"{title}: imports took s", round(ready.import_s, 1), None, why=skipped)
         if ready.num_threads > 1:
-            check.row(f"{how}: threads before the fork", ready.num_threads, False, expected=1,
+            check.row(f"{title}: threads before the fork", ready.num_threads, False, expected=1,
                       why=f"{ready.threaded_by} started them")  # fmt: skip
         with slices_of(layout) as (gmis, slices):
             process = start_process(gmis, layout, slices, Forked, lambda spec: ())
@@ -74,10 +74,12 @@ def _forks(check: Check, preload: Sequence[str], how: str) -> bool:
             for method, question in questions.items():
                 try:
                     value = runtime.get(process.call(0, method), _STEP)
-                    check.row(f"{how}: {question} after the fork", value, True)
+                    check.row(f"{title}: {question} after the fork", value, True)
                 except runtime.ActorRuntimeError as error:
                     works = False
-                    check.row(f"{how}: {question} after the fork", None, False, why=in_words(error))
+                    check.row(
+                        f"{title}: {question} after the fork", None, False, why=in_words(error)
+                    )
                     break
     finally:
         runtime.shutdown()
@@ -91,27 +93,27 @@ def mps(check: Check) -> None:
         took_s = round(time.monotonic() - began_s, 1)
         check.row("a daemon answers", f"after {took_s} s", True, why=f"as uid {os.getuid()}")
         with check.tried("a process is its client"):
-            seen = client("sees", slices.environment(gmis[0]))
-            check.row("a process is its client", seen["mps"], seen["mps"])
+            answer = client("sees", slices.environment(gmis[0]))
+            check.row("a process is its client", answer["mps"], answer["mps"])
     with check.tried("a process is outside MPS"):
-        seen = _in("direct", check, "sees")
-        check.row("a process is outside MPS", not seen["mps"], not seen["mps"])
+        answer = _in("direct", check, "sees")
+        check.row("a process is outside MPS", not answer["mps"], not answer["mps"])
 
 
 def shares(check: Check) -> None:
     """The SMs that clients see, beside two ways of rounding."""
-    whole = check.device.sm_count or 0
+    total_sms = check.device.sm_count or 0
     with check.tried("outside MPS: SMs"):
-        seen = _in("direct", check, "sees")["sm_count"]
-        check.row("outside MPS: SMs", seen, seen == whole, expected=whole)
+        sm_count = _in("direct", check, "sees")["sm_count"]
+        check.row("outside MPS: SMs", sm_count, sm_count == total_sms, expected=total_sms)
     with check.tried("shares"), slices_of(check.layout("mps", *_PERCENTS)) as (gmis, slices):
         for spec, percent in zip(gmis, _PERCENTS, strict=True):
             with check.tried(f"{percent} %: SMs"):
-                seen = client("sees", slices.environment(spec))
-                floor = whole * percent // 100
+                answer = client("sees", slices.environment(spec))
+                floor = total_sms * percent // 100
                 expected = f"{floor}, in pairs {floor - floor % 2}; {_OFF} off at most"
-                near = seen["mps"] and abs(seen["sm_count"] - floor) <= _OFF
-                check.row(f"{percent} %: SMs", seen["sm_count"], near, expected=expected)
+                near = answer["mps"] and abs(answer["sm_count"] - floor) <= _OFF
+                check.row(f"{percent} %: SMs", answer["sm_count"], near, expected=expected)
 
 
 def ipc(check: Check) -> None:
@@ -124,12 +126,12 @@ def ipc(check: Check) -> None:
                 exporter, importer = (slices.environment(spec) for spec in gmis)
                 with started("exports", exporter, library) as process:
                     handles = json.dumps(process.answer())
-                    found = client("imports", importer, library, handles)
+                    times = client("imports", importer, library, handles)
                     process.end(_ENDED_S)
-                big, *small = found.pop("right")
+                big, *small = times.pop("right")
                 check.row(f"{title}: 10 MiB are what was written", big, big)
                 check.row(f"{title}: so are twice 0.5 MiB", small, all(small))
-                check.row(f"{title}: us", found, None)
+                check.row(f"{title}: us", times, None)
 
 
 def conditional(check: Check) -> None:
@@ -145,34 +147,34 @@ def capture(check: Check) -> None:
     """An update as a graph while another thread calls CUDA."""
     for backend in ("direct", "green"):
         with check.tried(f"{backend}: captured"):
-            found = _in(backend, check, "captures", _where(backend))
+            answer = _in(backend, check, "captures", _where(backend))
             check.row(
-                f"{backend}: largest difference to eager", found["off"],
-                found["off"] <= _DIFFERENCE, expected=f"{_DIFFERENCE} at most",
+                f"{backend}: largest difference to eager", answer["off"],
+                answer["off"] <= _DIFFERENCE, expected=f"{_DIFFERENCE} at most",
             )  # fmt: skip
-            called = found["calls"] > 0 and not found["error"]
-            check.row(f"{backend}: calls of another thread meanwhile", found["calls"], called,
-                      why=found["error"])  # fmt: skip
-            inside = found["inside"] and found["sms"] > 0
-            check.row(f"{backend}: SMs of the replays", found["sms"],
-                      None if found["fault"] else inside, why=found["fault"],
-                      expected=f"of the {found['allowed']} of its stream")  # fmt: skip
+            called = answer["calls"] > 0 and not answer["error"]
+            check.row(f"{backend}: calls of another thread meanwhile", answer["calls"], called,
+                      why=answer["error"])  # fmt: skip
+            inside = answer["inside"] and answer["sms"] > 0
+            check.row(f"{backend}: SMs of the replays", answer["sms"],
+                      None if answer["fault"] else inside, why=answer["fault"],
+                      expected=f"of the {answer['allowed']} of its stream")  # fmt: skip
 
 
 def events(check: Check) -> None:
     """torch's events on green streams."""
     with check.tried("events"):
-        for what, wrong in _in("green", check, "events").items():
-            check.row(what, not wrong, not wrong, why=wrong)
+        for name, problem in _in("green", check, "events").items():
+            check.row(name, not problem, not problem, why=problem)
 
 
 def registered(check: Check) -> None:
     """Memory of a memfd that CUDA registers."""
     with check.tried("registered"):
-        found = _in("direct", check, "registered")
-        check.row("registered", found["pinned"], found["pinned"], why=found["why_not"])
-        check.row("copies both ways are right", found["right"], found["right"])
-        check.row("16 MiB there and back: us", found["both_ways_us"], None)
+        answer = _in("direct", check, "registered")
+        check.row("registered", answer["pinned"], answer["pinned"], why=answer["why_not"])
+        check.row("copies both ways are right", answer["right"], answer["right"])
+        check.row("16 MiB there and back: us", answer["both_ways_us"], None)
 
 
 def usage(check: Check) -> None:
@@ -202,9 +204,11 @@ def _held(check: Check, pid: int) -> tuple[int | None, str]:
     with driver.nvml_session() as nvml:
         handle = nvml.nvmlDeviceGetHandleByUUID(check.device.uuid)
         listed = driver.read_processes(nvml, [handle])
-    mine = [one for one in listed if one.pid == pid]
-    names = ", ".join(f"{one.pid} ({one.kind}, {one.mem_bytes} bytes)" for one in listed)
-    return (mine[0].mem_bytes if mine else None), f"it is {pid}; listed are {names or 'none'}"
+    own = [process for process in listed if process.pid == pid]
+    names = ", ".join(
+        f"{process.pid} ({process.kind}, {process.mem_bytes} bytes)" for process in listed
+    )
+    return (own[0].mem_bytes if own else None), f"it is {pid}; listed are {names or 'none'}"
 
 
 def kernels(check: Check) -> None:
@@ -216,42 +220,45 @@ def kernels(check: Check) -> None:
         check.row("kernels", "not here: warp-lang", None)
         return
     with check.tried("kernels"), slices_of(check.layout("direct", None)) as (gmis, slices):
-        ended = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, str(KERNELS)], env=merged(slices.environment(gmis[0])),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             check=False,
         )  # fmt: skip
-        said = [line for line in ended.stdout.splitlines() if line.startswith("{")]
-        if ended.returncode or not said:
-            raise RuntimeError(f"{KERNELS.name} ended with {ended.returncode}:\n{ended.stdout}")
-        found = json.loads(said[-1])
-        cached, compiled = found["from_cache"], [one["module"] for one in found["compiled"]]
+        answers = [line for line in completed.stdout.splitlines() if line.startswith("{")]
+        if completed.returncode or not answers:
+            raise RuntimeError(
+                f"{KERNELS.name} ended with {completed.returncode}:\n{completed.stdout}"
+            )
+        answer = json.loads(answers[-1])
+        cached, compiled = answer["from_cache"], [module["module"] for module in answer["compiled"]]
         check.row("modules taken as they were", cached, cached > 0)
         check.row("modules compiled again", len(compiled), not compiled, expected=0,
                   why=", ".join(compiled[:5]))  # fmt: skip
-        check.row("until the first step: s", found["first_step_s"], None)
+        check.row("until the first step: s", answer["first_step_s"], None)
 
 
 def green(check: Check) -> None:
     """One split of the GPU: that contexts of its groups run on SMs no other has."""
     with check.tried("green contexts"):
-        found = _in("green", check, "green")
-        check.row("torch works on a stream of one", found["torch"], found["torch"])
-        launched = not found["fault"]
+        answer = _in("green", check, "green")
+        check.row("torch works on a stream of one", answer["torch"], answer["torch"])
+        launched = not answer["fault"]
         check.row(
-            "a kernel of the primary context's module does", launched, launched, why=found["fault"],
+            "a kernel of the primary context's module does", launched, launched,
+            why=answer["fault"],
             workaround="warp and cupy load such modules: use mps or direct; torch alone can go on "
             "with green (adapter torch, comm.reduction: mpr).",
         )  # fmt: skip
         if not launched:
             return
-        sets = [set(sms) for sms in found["sms"]]
+        sets = [set(sms) for sms in answer["sms"]]
         counts = [len(sms) for sms in sets]
         apart = sum(counts) == len(set().union(*sets))
         check.row("SMs of three contexts", counts, all(counts),
-                  expected=f"in groups of {found['group_sms']}")  # fmt: skip
+                  expected=f"in groups of {answer['group_sms']}")  # fmt: skip
         check.row("no SM in two of them", apart, apart)
-        check.row("as many as the driver says", found["said"], counts == found["said"])
+        check.row("as many as the driver says", answer["said"], counts == answer["said"])
 
 
 def reduce(
@@ -263,19 +270,19 @@ def reduce(
     """Reductions among GMIs of one GPU, in its memory (ipc) and through the host (mpr)."""
     from gmi_drl.comm.plan.measure import PRELOAD as COMM
 
-    both = ["ipc", "mpr"]
+    strategies = ["ipc", "mpr"]
     if check.device.kind == "gpu" and importlib.util.find_spec("cupy") is None:
         check.row(
             "ipc", "not here: cupy-cuda13x", None, workaround=ASSUMPTIONS["reduce"].workaround
         )
-        both = ["mpr"]
+        strategies = ["mpr"]
     runtime.init(COMM)  # one fork server for all of them
     try:
         for backend, count in gangs:
             percent = None if backend in ("direct", "cpu") else 100 // count
             layout = check.layout(backend, *[percent] * count)
-            if not _reduced(check, layout, both) and len(both) > 1:
-                for strategy in both:  # which of them it is
+            if not _reduced(check, layout, strategies) and len(strategies) > 1:
+                for strategy in strategies:  # which of them it is
                     _reduced(check, layout, [strategy])
     finally:
         runtime.shutdown()
@@ -295,8 +302,8 @@ def _reduced(check: Check, layout: Layout, strategies: Sequence[Any]) -> bool:
         stages[key], names[key] = stage, strategy
     with check.tried(f"{title}: {' and '.join(strategies)}"):
         for key, link in measure(stages, layout, _STEP).items():
-            found = {f"{nbytes >> 10} KiB": round(s * 1e6, 1) for nbytes, s in link.samples}
-            check.row(f"{title}: {names[key]}, us", found, True)
+            latencies_us = {f"{nbytes >> 10} KiB": round(s * 1e6, 1) for nbytes, s in link.samples}
+            check.row(f"{title}: {names[key]}, us", latencies_us, True)
         return True
     return False
 
@@ -315,9 +322,11 @@ def static(check: Check) -> None:
         check.row("static SM partitions", partition, None, why="" if partition else "the daemon "
                   "started without")  # fmt: skip
         if partition:
-            seen = client("sees", environment)["sm_count"]
+            sm_count = client("sees", environment)["sm_count"]
             expected = num_chunks(gmis[0], check.device) * chunk_sms(check.device)
-            check.row("SMs of half of the chunks", seen, seen == expected, expected=expected)
+            check.row(
+                "SMs of half of the chunks", sm_count, sm_count == expected, expected=expected
+            )
 
 
 def terminate(check: Check) -> None:
@@ -335,13 +344,15 @@ def terminate(check: Check) -> None:
             except subprocess.TimeoutExpired:
                 running.process.kill()
                 end = "it went on until SIGKILL"
-            said = running.process.communicate()[0]
-            found = re.findall(r"(?:CUDA_ERROR_|cudaError)\w+|CUDA error[^\n\"]*", said)
-            check.row("the client's end", end, None, why=", ".join(dict.fromkeys(found)))
+            output = running.process.communicate()[0]
+            errors = re.findall(r"(?:CUDA_ERROR_|cudaError)\w+|CUDA error[^\n\"]*", output)
+            check.row("the client's end", end, None, why=", ".join(dict.fromkeys(errors)))
         began_s = time.monotonic()
-        seen = client("sees", slices.environment(gmis[1]))
+        answer = client("sees", slices.environment(gmis[1]))
         took_s = round(time.monotonic() - began_s, 1)
-        check.row("another client gets in", seen["mps"], seen["mps"], expected=f"after {took_s} s")
+        check.row(
+            "another client gets in", answer["mps"], answer["mps"], expected=f"after {took_s} s"
+        )
 
 
 def _in(backend: str, check: Check, name: str, *arguments: str) -> Any:

@@ -85,10 +85,10 @@ def preloads(*modules: str) -> Any:
 
 def exports(library: str) -> Any:
     """Gives handles of memory and of an event away, and keeps both until it is told."""
-    handles, kept = _cupy_exports() if library == "cupy" else _torch_exports()
+    handles, exported = _cupy_exports() if library == "cupy" else _torch_exports()
     say(handles)
     sys.stdin.readline()
-    del kept
+    del exported
     return "over"
 
 
@@ -122,8 +122,8 @@ def _torch_exports() -> tuple[Any, Any]:
     storages: list[Any] = [tensor.untyped_storage() for tensor in tensors]
     handles = {
         "memory": [
-            [{"hex": part.hex()} if isinstance(part, bytes) else part for part in its]
-            for its in (storage._share_cuda_() for storage in storages)
+            [{"hex": part.hex()} if isinstance(part, bytes) else part for part in handle]
+            for handle in (storage._share_cuda_() for storage in storages)
         ],
         "event": event.ipc_handle().hex(),
     }
@@ -132,56 +132,56 @@ def _torch_exports() -> tuple[Any, Any]:
 
 def imports(library: str, handles: str) -> Any:
     """Opens what another process has exported: whether it is what was written there, and times."""
-    said = json.loads(handles)
-    return _cupy_imports(said) if library == "cupy" else _torch_imports(said)
+    exported = json.loads(handles)
+    return _cupy_imports(exported) if library == "cupy" else _torch_imports(exported)
 
 
-def _cupy_imports(said: Any) -> Any:
+def _cupy_imports(exported: Any) -> Any:
     import cupy
 
     runtime = cupy.cuda.runtime
     stream = cupy.cuda.Stream(non_blocking=True)
-    own = [cupy.zeros(nbytes, dtype=cupy.uint8) for nbytes in _SIZES]
+    targets = [cupy.zeros(nbytes, dtype=cupy.uint8) for nbytes in _SIZES]
     cupy.cuda.Device().synchronize()
     began_s = time.perf_counter()
-    addresses = [runtime.ipcOpenMemHandle(bytes.fromhex(one)) for one in said["memory"]]
+    addresses = [runtime.ipcOpenMemHandle(bytes.fromhex(handle)) for handle in exported["memory"]]
     opened_s = time.perf_counter()
-    event = runtime.ipcOpenEventHandle(bytes.fromhex(said["event"]))
+    event = runtime.ipcOpenEventHandle(bytes.fromhex(exported["event"]))
     event_s = time.perf_counter()
 
     def wait() -> None:
         runtime.streamWaitEvent(stream.ptr, event)
         stream.synchronize()
 
-    def copy(which: int = 0) -> None:
+    def copy(index: int = 0) -> None:
         runtime.memcpyAsync(  # 3: device to device
-            own[which].data.ptr, addresses[which], _SIZES[which], 3, stream.ptr
+            targets[index].data.ptr, addresses[index], _SIZES[index], 3, stream.ptr
         )
         stream.synchronize()
 
     wait()
-    for which in range(len(_SIZES)):
-        copy(which)
-    right = [bool((copied == number + 1).all()) for number, copied in enumerate(own)]
+    for index in range(len(_SIZES)):
+        copy(index)
+    right = [bool((copied == number + 1).all()) for number, copied in enumerate(targets)]
     return {"right": right, **_times(opened_s - began_s, event_s - opened_s, wait, copy)}
 
 
-def _torch_imports(said: Any) -> Any:
+def _torch_imports(exported: Any) -> Any:
     import torch
 
     device = torch.cuda.current_device()
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    own = [torch.zeros(nbytes, dtype=torch.uint8, device="cuda") for nbytes in _SIZES]
+    targets = [torch.zeros(nbytes, dtype=torch.uint8, device="cuda") for nbytes in _SIZES]
     torch.cuda.synchronize()
     began_s = time.perf_counter()
     memory = []
-    for its in said["memory"]:
-        parts = [bytes.fromhex(part["hex"]) if isinstance(part, dict) else part for part in its]
+    for handle in exported["memory"]:
+        parts = [bytes.fromhex(part["hex"]) if isinstance(part, dict) else part for part in handle]
         storage = torch.UntypedStorage._new_shared_cuda(device, *parts[1:])
         memory.append(torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage))
     opened_s = time.perf_counter()
     event: Any = torch.cuda.Event.from_ipc_handle(  # type: ignore[no-untyped-call]
-        torch.device("cuda", device), bytes.fromhex(said["event"])
+        torch.device("cuda", device), bytes.fromhex(exported["event"])
     )
     event_s = time.perf_counter()
 
@@ -189,15 +189,15 @@ def _torch_imports(said: Any) -> Any:
         event.wait(stream)
         stream.synchronize()
 
-    def copy(which: int = 0) -> None:
+    def copy(index: int = 0) -> None:
         with torch.cuda.stream(stream):
-            own[which].copy_(memory[which])
+            targets[index].copy_(memory[index])
         stream.synchronize()
 
     wait()
-    for which in range(len(_SIZES)):
-        copy(which)
-    right = [bool((copied == number + 1).all()) for number, copied in enumerate(own)]
+    for index in range(len(_SIZES)):
+        copy(index)
+    right = [bool((copied == number + 1).all()) for number, copied in enumerate(targets)]
     return {"right": right, **_times(opened_s - began_s, event_s - opened_s, wait, copy)}
 
 
@@ -214,12 +214,12 @@ def _times(
 
 def timed_us(call: Callable[[], None]) -> float:
     """The median of some calls."""
-    taken = []
+    durations = []
     for _ in range(_REPEATS):
         began_s = time.perf_counter()
         call()
-        taken.append(time.perf_counter() - began_s)
-    return round(statistics.median(taken) * 1e6, 1)
+        durations.append(time.perf_counter() - began_s)
+    return round(statistics.median(durations) * 1e6, 1)
 
 
 # Memory of the host, and a GPU that is kept busy.
@@ -239,17 +239,17 @@ def registered() -> Any:
         warnings.simplefilter("ignore")  # it is in the answer
         pinned = PinnedMemory(memory, device, "what the probe copies is")
     host.copy_(torch.randint(256, (_REGISTERED,), dtype=torch.uint8))
-    before, known = host.clone(), is_pinned(host)
-    there = torch.empty(_REGISTERED, dtype=torch.uint8, device=device)
+    original, known = host.clone(), is_pinned(host)
+    on_device = torch.empty(_REGISTERED, dtype=torch.uint8, device=device)
 
     def copy() -> None:
-        there.copy_(host, non_blocking=True)
-        there.add_(1)
-        host.copy_(there, non_blocking=True)
+        on_device.copy_(host, non_blocking=True)
+        on_device.add_(1)
+        host.copy_(on_device, non_blocking=True)
         pinned.wait()
 
     copy()
-    right = bool((host == before + 1).all())
+    right = bool((host == original + 1).all())
     taken_us = timed_us(copy)
     pinned.close()
     return {"right": right, "pinned": known, "why_not": pinned.why_not, "both_ways_us": taken_us}

@@ -24,16 +24,18 @@ def rounds_of_loop(count: int, device: Any, stream: Any = None) -> int:
     rounds: Any = wp.zeros(1, dtype=wp.int32, device=device)
     wp.synchronize_device(device)  # they were made on warp's own stream
 
-    def once() -> None:
+    def body() -> None:
         wp.launch(_count_down, dim=1, inputs=[left, rounds], device=device)
 
-    here = contextlib.nullcontext() if stream is None else wp.ScopedStream(stream, sync_enter=False)
-    with here:
-        wp.capture_while(left, once)  # as it is: loads the kernel
+    scope = (
+        contextlib.nullcontext() if stream is None else wp.ScopedStream(stream, sync_enter=False)
+    )
+    with scope:
+        wp.capture_while(left, body)  # as it is: loads the kernel
         left.fill_(count)
         rounds.zero_()
         with wp.ScopedCapture(device=device, stream=stream) as capture:
-            wp.capture_while(left, once)
+            wp.capture_while(left, body)
         wp.capture_launch(capture.graph, stream=stream)
     wp.synchronize_device(device)
     return int(rounds.numpy()[0])

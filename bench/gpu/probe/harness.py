@@ -41,8 +41,8 @@ class Check:
         """
         if ok is not None:
             more = {"workaround": ASSUMPTIONS[self.name].workaround} | more
-        found = {"check": self.name, "what": what, "value": value, "ok": ok, **more}
-        print(json.dumps(found), flush=True)
+        fields = {"check": self.name, "what": what, "value": value, "ok": ok, **more}
+        print(json.dumps(fields), flush=True)
 
     @contextlib.contextmanager
     def tried(self, what: str) -> Iterator[None]:
@@ -83,8 +83,8 @@ def slices_of(layout: Layout) -> Iterator[tuple[tuple[GmiSpec, ...], LayoutSlice
 
 def merged(environment: Mapping[str, str]) -> dict[str, str]:
     """The whole environment of a client; what a backend emptied is not in it."""
-    whole = {**os.environ, **environment}
-    return {k: v for k, v in whole.items() if v or not k.startswith("CUDA_MPS_")}
+    variables = {**os.environ, **environment}
+    return {k: v for k, v in variables.items() if v or not k.startswith("CUDA_MPS_")}
 
 
 @contextlib.contextmanager
@@ -127,25 +127,25 @@ class Running:
 
 def client(name: str, environment: Mapping[str, str], *arguments: str) -> Any:
     """Runs a client of `clients.py` and returns its answer; RuntimeError if it fails."""
-    ended = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(CLIENTS), name, *arguments], env=merged(environment),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         timeout=_CLIENT_S, check=False,
     )  # fmt: skip
-    return _answer(name, ended.stdout.splitlines(), ended.returncode)
+    return _answer(name, completed.stdout.splitlines(), completed.returncode)
 
 
 def _answer(name: str, lines: list[str], code: int | None) -> Any:
     """The last line of JSON; NotHere or RuntimeError if that says so, or there is none."""
     for line in reversed(lines):
         with contextlib.suppress(json.JSONDecodeError):
-            said = json.loads(line)
-            if not isinstance(said, dict):
+            answer = json.loads(line)
+            if not isinstance(answer, dict):
                 continue
-            if "not_here" in said:
-                raise NotHere(said["not_here"])
-            if "error" in said:
-                raise RuntimeError(f"client {name}: {said['error']}")
-            return said["answer"]
+            if "not_here" in answer:
+                raise NotHere(answer["not_here"])
+            if "error" in answer:
+                raise RuntimeError(f"client {name}: {answer['error']}")
+            return answer["answer"]
     text = "\n".join(line.rstrip() for line in lines[-_LINES:])
     raise RuntimeError(f"client {name} ended with {code} and no answer:\n{text}")

@@ -40,9 +40,10 @@ def node(check: Check) -> None:
     )  # fmt: skip
     check.row("python", sys.version.split()[0], None)
     for name in dict.fromkeys(PACKAGES.values()):
-        found = versions().get(name)
+        installed = versions().get(name)
         check.row(
-            name, found or "not here", True if found else False if name in _NEEDED else None,
+            name, installed or "not here",
+            True if installed else False if name in _NEEDED else None,
             workaround=f"Install {name}; without a network from a pack (scripts/gpu-pack).",
         )  # fmt: skip
     _programs(check)
@@ -54,11 +55,12 @@ def node(check: Check) -> None:
     )  # fmt: skip
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     check.row("ulimit -l", "unlimited" if locked < 0 else f"{locked >> 10} KiB", None)
-    others = [
-        f"pid {one.pid} ({one.kind}, {(one.mem_bytes or 0) >> 20} MiB)" for one in device.processes
+    processes = [
+        f"pid {process.pid} ({process.kind}, {(process.mem_bytes or 0) >> 20} MiB)"
+        for process in device.processes
     ]
     check.row(
-        "processes of others", others, not others, expected="none",
+        "processes of others", processes, not processes, expected="none",
         workaround="They disturb all figures: end them, or wait for their end.",
     )  # fmt: skip
     mode = device.compute_mode
@@ -80,13 +82,13 @@ def versions() -> dict[str, str]:
 
     cupy has another name for each CUDA.
     """
-    found = {
-        re.sub(r"[-_.]+", "-", one.name or "").lower(): one.version
-        for one in importlib.metadata.distributions()
+    installed = {
+        re.sub(r"[-_.]+", "-", distribution.name or "").lower(): distribution.version
+        for distribution in importlib.metadata.distributions()
     }
-    cupy = {name: version for name, version in found.items() if name.startswith("cupy-cuda")}
-    wanted = dict.fromkeys(PACKAGES.values())
-    return {name: found[name] for name in wanted if name in found} | cupy
+    cupy = {name: version for name, version in installed.items() if name.startswith("cupy-cuda")}
+    names = dict.fromkeys(PACKAGES.values())
+    return {name: installed[name] for name in names if name in installed} | cupy
 
 
 def _programs(check: Check) -> None:

@@ -76,12 +76,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = written(options.results, device, rows, took_s, options.only)
     except OSError as error:
         parser.error(f"--results {options.results}: {error}. Give a folder that can be written.")
-    before = signal.signal(signal.SIGTERM, _end)
+    previous_handler = signal.signal(signal.SIGTERM, _end)
     try:
         with tempfile.TemporaryDirectory(prefix="gmi-probe-") as folder:
             layout = Path(folder) / "layout.json"
             layout.write_text(one_gmi(topology).to_json())
-            for place, name in enumerate(options.only):
+            for index, name in enumerate(options.only):
                 if name != "node":  # which says that they are not on PATH
                     reach_programs()
                 began_s = time.monotonic()
@@ -92,13 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                             rows.append(row(name, "left behind", swept.error, False))
                 finally:  # what was found stays, whatever ends this
                     took_s[name] = round(time.monotonic() - began_s, 1)
-                    written(options.results, device, rows, took_s, options.only[place + 1 :])
+                    written(options.results, device, rows, took_s, options.only[index + 1 :])
     except Ended:
         sweep()
         print(f"ended by SIGTERM; what was found until then: {path}")
         return 128 + signal.SIGTERM
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
     show(device, rows, took_s)
     print(f"{sum(r['ok'] is False for r in rows)} of {len(rows)} rows are not as they should be: "
           f"{path}")  # fmt: skip
@@ -141,18 +141,18 @@ def checked(name: str, layout: Path, deadline_s: float, rows: list[Row]) -> None
         rows.append(row(name, "not run", None, False, why="the minutes for all checks are over"))
         return
     command = [sys.executable, str(HERE / "checks.py"), name, str(layout)]
-    how, ended = "was interrupted", None
+    outcome, interrupt = "was interrupted", None
     with tempfile.TemporaryFile() as output, subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
         start_new_session=True,
     ) as process:  # fmt: skip
         try:
             process.wait(deadline_s)
-            how = f"ended with {process.returncode}"
+            outcome = f"ended with {process.returncode}"
         except subprocess.TimeoutExpired:
-            how = f"was not done after {deadline_s:.0f} s"
+            outcome = f"was not done after {deadline_s:.0f} s"
         except Ended as error:
-            how, ended = "was ended, as the probe was", error
+            outcome, interrupt = "was ended, as the probe was", error
         finally:
             with contextlib.suppress(ProcessLookupError):  # it has gone, and all it started
                 os.killpg(process.pid, signal.SIGKILL)
@@ -161,13 +161,13 @@ def checked(name: str, layout: Path, deadline_s: float, rows: list[Row]) -> None
         lines = output.read().decode(errors="replace").splitlines()
     for line in lines:
         with contextlib.suppress(json.JSONDecodeError):
-            said = json.loads(line)
-            rows += [said] if isinstance(said, dict) and said.get("check") == name else []
-    if not how.endswith(" 0"):
-        said = [line for line in lines if not line.startswith("{")][-8:]
-        rows.append(row(name, how, None, False, why="\n".join(said)))
-    if ended is not None:
-        raise ended
+            answer = json.loads(line)
+            rows += [answer] if isinstance(answer, dict) and answer.get("check") == name else []
+    if not outcome.endswith(" 0"):
+        tail = [line for line in lines if not line.startswith("{")][-8:]
+        rows.append(row(name, outcome, None, False, why="\n".join(tail)))
+    if interrupt is not None:
+        raise interrupt
 
 
 def row(check: str, what: str, value: Any, ok: bool | None, **more: Any) -> Row:
@@ -189,12 +189,12 @@ def show(device: Device, rows: Sequence[Row], took_s: Mapping[str, float]) -> No
     for column in ("check", "what", "value", "", "expected, or why; the way round"):
         table.add_column(column, overflow="fold")
     marks = {True: "[green]ok[/]", False: "[red]no[/]", None: ""}
-    for one in rows:
-        about = str(one.get("why") or one.get("expected", ""))
-        if one["ok"] is not True and "workaround" in one:
-            about = f"{about}\n-> {one['workaround']}".strip()
-        value = "" if one["value"] is None else str(one["value"])
-        table.add_row(one["check"], one["what"], value, marks[one["ok"]], escape(about))
+    for entry in rows:
+        explanation = str(entry.get("why") or entry.get("expected", ""))
+        if entry["ok"] is not True and "workaround" in entry:
+            explanation = f"{explanation}\n-> {entry['workaround']}".strip()
+        value = "" if entry["value"] is None else str(entry["value"])
+        table.add_row(entry["check"], entry["what"], value, marks[entry["ok"]], escape(explanation))
     terminal = sys.stderr.isatty()
     Console(stderr=True, width=None if terminal else _WIDTH).print(table)
 
@@ -211,7 +211,7 @@ def written(
     `took_s` by check; `left` are still to be asked. The file is replaced whole.
     """
     machine = look()
-    found = {
+    document = {
         "gpu": {
             "name": device.name, "sm_count": device.sm_count, "mem_bytes": device.mem_bytes,
             "capability": device.capability, "compute_mode": device.compute_mode,
@@ -232,7 +232,7 @@ def written(
     folder = results / re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "probe.json"
-    replace_file(path, json.dumps(found, indent=1) + "\n")
+    replace_file(path, json.dumps(document, indent=1) + "\n")
     return path
 
 

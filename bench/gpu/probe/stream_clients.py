@@ -44,7 +44,7 @@ def two_streams(where: str) -> list[Any]:
     if where == "plain":
         return [torch.cuda.Stream(), torch.cuda.Stream()]  # type: ignore[no-untyped-call]
     _, contexts = green_contexts(2, 4)
-    return [torch.cuda.ExternalStream(one.stream) for one in contexts]  # type: ignore[no-untyped-call]
+    return [torch.cuda.ExternalStream(context.stream) for context in contexts]  # type: ignore[no-untyped-call]
 
 
 def loops(where: str) -> Any:
@@ -66,11 +66,11 @@ def captures(where: str) -> Any:
 
     from gmi_drl.roles.graphs import Pool
 
-    mine, other = two_streams(where)
-    torch.cuda.set_stream(mine)
+    stream, other_stream = two_streams(where)
+    torch.cuda.set_stream(stream)
     torch.manual_seed(0)
-    seen = torch.zeros(_MOST_SMS, dtype=torch.uint8, device="cuda")
-    device = seen.device  # with its index
+    marks = torch.zeros(_MOST_SMS, dtype=torch.uint8, device="cuda")
+    device = marks.device  # with its index
     network = torch.nn.Sequential(
         torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)
     ).to(device)
@@ -87,10 +87,10 @@ def captures(where: str) -> Any:
         update()
         disturbs.again()
         if not fault:
-            kernel(grid=(4096, 1, 1), block=(1024, 1, 1), args=[seen])
+            kernel(grid=(4096, 1, 1), block=(1024, 1, 1), args=[marks])
 
     pool = Pool(device)
-    disturbs = Disturbs(other)
+    disturbs = Disturbs(other_stream)
     with pool.at_work():
         for _ in range(_BEFORE):
             update()
@@ -103,9 +103,9 @@ def captures(where: str) -> Any:
         graph.replay()
     for _ in range(_BEFORE + _REPLAYS):
         eager()
-    mine.synchronize()
+    stream.synchronize()
     pairs = zip(network.parameters(), twin.parameters(), strict=True)
-    used = set(torch.nonzero(seen).flatten().tolist())
+    used = set(torch.nonzero(marks).flatten().tolist())
     return {
         "off": max(float((a - b).detach().abs().max()) for a, b in pairs),
         "calls": disturbs.calls, "error": disturbs.error,
@@ -143,9 +143,9 @@ class Disturbs:
     def again(self) -> None:
         """Returns when it has called CUDA once more, from beginning to end, or cannot."""
         with self._changed:
-            enough = self.calls + 2  # the next one may be under way
+            target = self.calls + 2  # the next one may be under way
             self._changed.wait_for(
-                lambda: self.error or self._over or self.calls >= enough, _CALL_S
+                lambda: self.error or self._over or self.calls >= target, _CALL_S
             )
 
     def end(self) -> None:
@@ -195,33 +195,33 @@ def events() -> Any:
         waiter.synchronize()
         return "" if read.item() == written else f"{read.item()} was read for {written}"
 
-    def made(**options: bool) -> Any:
+    def new_event(**options: bool) -> Any:
         event: Any = torch.cuda.Event(**options)  # type: ignore[no-untyped-call]
         event.record(plain)  # torch makes it now
         return event
 
     def shared() -> str:
-        event = made(interprocess=True)
+        event = new_event(interprocess=True)
         event.ipc_handle()
         return crosses(event, second)
 
     def timed() -> str:
-        begin, end = made(enable_timing=True), made(enable_timing=True)
+        begin, end = new_event(enable_timing=True), new_event(enable_timing=True)
         with torch.cuda.stream(first):
             begin.record(first)
             sleep(_SPIN)
             end.record(first)
         end.synchronize()
-        took_ms = begin.elapsed_time(end)
-        return "" if took_ms > 0.1 else f"{took_ms} ms for {_SPIN} cycles"
+        elapsed_ms = begin.elapsed_time(end)
+        return "" if elapsed_ms > 0.1 else f"{elapsed_ms} ms for {_SPIN} cycles"
 
     questions = {
-        "recorded on a green stream, waited for on another": lambda: crosses(made(), second),
-        "waited for on a stream of torch": lambda: crosses(made(), plain),
+        "recorded on a green stream, waited for on another": lambda: crosses(new_event(), second),
+        "waited for on a stream of torch": lambda: crosses(new_event(), plain),
         "the same of an event for other processes": shared,
         "elapsed_time of two on a green stream": timed,
     }
-    return {what: _words(question) for what, question in questions.items()}
+    return {name: _words(question) for name, question in questions.items()}
 
 
 def _words(question: Callable[[], str]) -> str:
@@ -244,20 +244,20 @@ def green() -> Any:
 
     torch.zeros(1, device="cuda")  # the primary context is there, for the kernel
     size, contexts = green_contexts(2, 4, 4)
-    streams: list[Any] = [torch.cuda.ExternalStream(one.stream) for one in contexts]  # type: ignore[no-untyped-call]
+    streams: list[Any] = [torch.cuda.ExternalStream(context.stream) for context in contexts]  # type: ignore[no-untyped-call]
     torch.cuda.set_stream(streams[0])
     product = torch.ones(512, 512, device="cuda") @ torch.ones(512, 512, device="cuda")
-    mine = green_context_of(torch.cuda.current_stream().cuda_stream) == int(contexts[0].handle)
-    works = mine and bool((product == 512).all())
-    kernel, found, fault = _where(), [], ""
+    current = green_context_of(torch.cuda.current_stream().cuda_stream)
+    works = current == int(contexts[0].handle) and bool((product == 512).all())
+    kernel, sms, fault = _where(), [], ""
     try:
         for stream in streams:
             torch.cuda.set_stream(stream)
-            found.append(_sms(kernel))
+            sms.append(_sms(kernel))
     except RuntimeError as error:
         fault = in_words(error)
     return {
-        "group_sms": size, "sms": found, "said": [context.sm_count for context in contexts],
+        "group_sms": size, "sms": sms, "said": [context.sm_count for context in contexts],
         "torch": works, "fault": fault,
     }  # fmt: skip
 
@@ -273,7 +273,7 @@ def _sms(kernel: Any) -> list[int]:
     """The SMs that the current stream's kernels run on."""
     import torch
 
-    seen = torch.zeros(_MOST_SMS, dtype=torch.uint8, device="cuda")
-    kernel(grid=(4096, 1, 1), block=(1024, 1, 1), args=[seen])
+    marks = torch.zeros(_MOST_SMS, dtype=torch.uint8, device="cuda")
+    kernel(grid=(4096, 1, 1), block=(1024, 1, 1), args=[marks])
     torch.cuda.current_stream().synchronize()
-    return [int(sm) for sm in torch.nonzero(seen).flatten().tolist()]
+    return [int(sm) for sm in torch.nonzero(marks).flatten().tolist()]
