@@ -49,7 +49,7 @@ BackendName: TypeAlias = Literal["cpu", "direct", "mps", "mig", "green"]
 
 
 def _callback_entries(value: Any) -> Any:
-    """Returns a list of callbacks as the tuple that is kept, if each is a class or has options."""
+    """Returns callbacks as a tuple; refuses entries that are no class, or one with options."""
     for entry in value if isinstance(value, list | tuple) else ():
         names = (
             [entry] if isinstance(entry, str) else list(entry) if isinstance(entry, dict) else []
@@ -157,7 +157,7 @@ class RunConfig(Section):
 
 
 def _wrapper_entries(value: Any) -> Any:
-    """Returns a list of wrappers as the tuple that is kept, if each is a name or has one."""
+    """Returns a list of wrappers as a tuple; refuses one that is no name, or name with options."""
     for entry in value if isinstance(value, list | tuple) else ():
         is_named = isinstance(entry, dict) and len(entry) == 1
         if not isinstance(entry, str) and not (
@@ -208,7 +208,7 @@ class EnvConfig(Section):
     [wrappers](environments.md#wrappers)."""
 
 
-MAX_OVERCOMMIT: Final = 60  # as many as MPS takes clients of a device, from CUDA 13.1 on
+MAX_OVERCOMMIT: Final = 60  # the clients that MPS takes on a device from CUDA 13.1 on
 
 
 class HardwareConfig(Section):
@@ -457,17 +457,17 @@ class RoleConfig(Section):
 
 
 def with_algorithm(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the keys of a config, with the algorithm that its mode trains by if it names none."""
+    """Returns the keys of a config, with its mode's default algorithm if it names none."""
     algorithm, names = config.get("algorithm", {}), algorithms_of(str(config.get("mode", "sync")))
     if not names or not isinstance(algorithm, dict) or "class" in algorithm:
         return config
-    if names[0] == PPOConfig().name:  # which the section means by itself
+    if names[0] == PPOConfig().name:  # the section's own default
         return config
     return {**config, "algorithm": {"name": names[0], **algorithm}}
 
 
 def _template(name: str, mode: str, algorithm: AlgorithmConfig, env: EnvConfig) -> Template:
-    """Returns the template of this name; `auto` is what the optimizer needs, or the mode's own."""
+    """Returns the template of this name; `auto` is the optimizer's, or the mode's default."""
     if name != "auto":
         return TEMPLATES[name]
     default = templates_of(mode)[0]
@@ -513,7 +513,7 @@ class Config(Section):
 
     @property
     def is_resolved(self) -> bool:
-        """Tells whether nothing says `auto` that tuning has to find before this can run."""
+        """Tells whether no key says `auto` that tuning would have to find before a run."""
         return AUTO not in (self.env.num_env, self.layout.gmi_per_gpu)
 
     @property

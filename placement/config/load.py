@@ -1,4 +1,4 @@
-"""Reads YAML and overrides as a Config, or as the list of everything that is wrong with them."""
+"""Reads YAML and overrides as a Config, or raises a list of all their faults."""
 
 from __future__ import annotations
 

@@ -30,13 +30,13 @@ SectionType = type[BaseModel]
 
 @dataclass(frozen=True)
 class ConfigSchema:
-    """Names what a file is read by: its `root`, and the class of its section `algorithm`."""
+    """Holds the schema of a file: its `root`, and the class of its section `algorithm`."""
 
     root: SectionType = Config
     algorithm: SectionType = AlgorithmConfig
 
     def section_at(self, keys: Keys) -> SectionType | None:
-        """Returns the section with these keys, () being all of the root; None if there is none.
+        """Returns the section with these keys, () being the root; None if there is none.
 
         In a dictionary of sections (`roles`) any key names one, and in a list any number.
         """
@@ -76,7 +76,7 @@ def _docstrings(section: type) -> Iterator[tuple[str, str]]:
 
     Pydantic would do so for each class that is made; here it is done only for messages.
     """
-    with suppress(OSError, SyntaxError, TypeError):  # made without a file
+    with suppress(OSError, SyntaxError, TypeError):  # the class has no source file
         body = ast.parse(dedent(inspect.getsource(section))).body[0]
         for pair in itertools.pairwise(getattr(body, "body", ())):
             match pair:
@@ -233,7 +233,7 @@ def _unknown_key(keys: Keys, schema: ConfigSchema) -> tuple[str, str]:
 
 
 def _algorithm(section: SectionType | None) -> str:
-    """Returns the name of the algorithm that has this section."""
+    """Returns the name of the algorithm with this section."""
     return next((n for n, settings in ALGORITHMS.items() if settings is section), "one of yours")
 
 

@@ -21,7 +21,7 @@ SearchAlgorithm = Literal["hyperband", "pbt"]
 
 
 def _as_choices(value: Any) -> Any:
-    """Returns the values as a record has them, in which a tuple is a list."""
+    """Returns choices as a search's record has them, with tuples as lists."""
     values = as_tuple(value)
     if not isinstance(values, tuple):
         return values
@@ -32,7 +32,7 @@ WholeBounds = Annotated[tuple[Int, Int], BeforeValidator(pair)]
 Choices = Annotated[tuple[Any, ...], BeforeValidator(_as_choices)]
 
 _KINDS: Final = ("uniform", "log_uniform", "integer", "choice")
-# Keys that one algorithm alone has.
+# Keys that only one algorithm has.
 _PBT: Final = (
     "population", "interval_steps", "truncation", "perturb", "resample", "synchronous",
 )  # fmt: skip
@@ -160,7 +160,7 @@ class SearchConfig(Section):
 
 
 def _flattened(prefix: str, value: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    """Returns sections within `ranges` as dotted keys, as overrides have them."""
+    """Returns nested sections of `ranges` under dotted keys, as in overrides."""
     flat: list[tuple[Any, Any]] = []
     for key, child in value.items():
         name = f"{prefix}{key}" if isinstance(key, str) else key

@@ -1,4 +1,4 @@
-"""Defines what the sections of the config are made of: their base, and their kinds of values."""
+"""Defines the base of the config's sections, and the types of their values."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ CONVOLUTIONAL: Final[dict[str, tuple[int, ...]]] = {"nature": (512,), "impala": 
 
 
 def hidden_sizes(network: str | tuple[int, ...] | list[int]) -> tuple[int, ...]:
-    """Returns the sizes themselves, or those of the preset with this name: its dense layers.
+    """Returns the sizes themselves, or the dense layers of the preset with this name.
 
-    Of a network of the user's there are none.
+    A network of the user's has none.
     """
     if is_own_network(network):
         return ()
@@ -39,7 +39,7 @@ def is_own_network(network: str | tuple[int, ...] | list[int]) -> bool:
     return isinstance(network, str) and re.match(CLASS_PATTERN, network) is not None
 
 
-# What `auto` is inside, where a number is given or found by `gmi-drl tune`: less than any of them.
+# The value of `auto` for numbers that `gmi-drl tune` finds; it is less than any such number.
 AUTO: Final = 0
 CLASS_PATTERN: Final = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # module:Class
 
@@ -58,12 +58,12 @@ def to_whole_number(value: Any) -> Any:
 
 
 def as_tuple(value: Any) -> Any:
-    """Returns a list as the tuple that is kept."""
+    """Returns a list as a tuple."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def pair(value: Any) -> Any:
-    """Returns a list of two as the tuple that is kept."""
+    """Returns a list of two as a tuple; refuses other values."""
     bounds = as_tuple(value)
     if not isinstance(bounds, tuple) or len(bounds) != 2:
         raise broken("must be two numbers", "Write [lowest, highest].")
@@ -71,12 +71,12 @@ def pair(value: Any) -> Any:
 
 
 def broken(rule: str, remedy: str) -> PydanticCustomError:
-    """Returns what a validator raises: the rule that is broken, and what to do."""
+    """Returns the error that a validator raises: the rule that is broken, and the remedy."""
     return PydanticCustomError("gmi_drl", "{rule}", {"rule": rule, "remedy": remedy})
 
 
 def as_network(value: Any) -> Any:
-    """Returns the layers that `network` names, a list as a tuple; raises for what is none."""
+    """Returns the layers that `network` names, a list as a tuple; refuses other values."""
     sizes = as_tuple(value)
     if isinstance(sizes, str) and (sizes in {*NETWORKS, *CONVOLUTIONAL} or is_own_network(sizes)):
         return sizes
@@ -100,7 +100,7 @@ def _count(value: Any) -> Any:
 
 
 def seconds_of(text: str) -> float:
-    """Returns the seconds in "5m", "90s", "1h30m" or "300"; ValueError for what is no time."""
+    """Returns the seconds in "5m", "90s", "1h30m" or "300"; ValueError for another text."""
     compact = "".join(text.lower().split())
     parts = _PART.findall(compact)
     has_units = all(unit in _UNITS for _, unit in parts)
@@ -126,11 +126,11 @@ _FOUND: Final = "Give a number, or auto for the one that `gmi-drl tune` finds."
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600}
 _PART: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([a-z]*)")
 TIMES: Final = "Use for example 5m, 90s, 1h30m or 300"
-COUNT_OR_AUTO: Final = BeforeValidator(_count)  # known by it in `Count`'s metadata
+COUNT_OR_AUTO: Final = BeforeValidator(_count)  # by which `Count` is recognised
 
 Int = Annotated[int, BeforeValidator(to_whole_number)]
 Bounds = Annotated[tuple[float, float], BeforeValidator(pair)]
-Count: TypeAlias = Annotated[int, COUNT_OR_AUTO, PlainSerializer(_count_to_yaml)]  # AUTO for auto
+Count: TypeAlias = Annotated[int, COUNT_OR_AUTO, PlainSerializer(_count_to_yaml)]  # or AUTO
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Network = Annotated[str | tuple[int, ...], BeforeValidator(as_network)]
 Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(as_tuple)]

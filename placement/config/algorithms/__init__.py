@@ -1,4 +1,4 @@
-"""Has the settings of each algorithm: a new one is a file here and a line in `ALGORITHMS`."""
+"""Holds the settings of each algorithm: a new one is a file here and a line in `ALGORITHMS`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
     "validated",
 ]  # fmt: skip
 
-# Of those that train in a mode the first one is its default.
+# The first of those that train in a mode is the mode's default.
 ALGORITHMS: Final[dict[str, type[AlgorithmConfig]]] = {
     "ppo": PPOConfig,
     "a2c": A2CConfig,
@@ -54,7 +54,7 @@ ALGORITHMS: Final[dict[str, type[AlgorithmConfig]]] = {
     "cem": CEMConfig,
 }
 
-# What people ask for by name, and is not here.
+# Algorithms that people ask for by name and that gmi-drl lacks.
 LACKING: Final = frozenset(
     {
         "acer", "acktr", "apex", "c51", "cql", "dreamer",
@@ -63,7 +63,7 @@ LACKING: Final = frozenset(
     }
 )  # fmt: skip
 
-# Those of them that are here by another name, or as settings of another one.
+# Those of them that exist here by another name, or as settings of another algorithm.
 CALLED_HERE: Final = {
     "apex": "dqn, sac, td3 or ddpg in mode: async, whose optimizer is apex",
     "c51": "dqn with distributional: c51",
@@ -82,7 +82,7 @@ def algorithms_of(mode: str) -> list[str]:
 
 
 def section_class(section: Any) -> type[AlgorithmConfig]:
-    """Returns the class of the settings that a section `algorithm` is read by."""
+    """Returns the class of settings for a section `algorithm`."""
     keys = section if isinstance(section, dict) else {}
     if "class" in keys:
         return CustomAlgorithmConfig
@@ -99,7 +99,7 @@ def mode_faults(settings: AlgorithmConfig, mode: str) -> Iterator[Fault]:
     """Yields a fault where an algorithm's optimizer runs in another mode than the config's."""
     optimizer = settings.resolved_optimizer
     if mode == "serving" or not optimizer:
-        return  # it trains nothing; the class is not loaded
+        return  # nothing is trained, or the class is not loaded
     optimizer_mode = MODE_OF_OPTIMIZER[optimizer]
     rule = f"in mode {optimizer_mode}, and the mode is {mode}"
     optimizers = settings.optimizers_in(mode)

@@ -36,7 +36,7 @@ class OneStepConfig(RowsConfig):
     max_grad_norm: float | None = Field(default=0.5, ge=0)
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
-        """Yields a fault where the value's scale would have to be kept by several GMIs."""
+        """Yields a fault where several GMIs would have to keep the value's scale."""
         yield from super().faults(config, agents, trainers)
         if self.resolved_optimizer == "parameter_server" and self.normalize_value:
             yield Fault(
@@ -72,7 +72,7 @@ class A3CConfig(NStepConfig):
 
     @classmethod
     def why_not(cls, optimizer: str) -> tuple[str, str]:
-        """Says that without sent gradients it is A2C."""
+        """Says that without sent gradients the algorithm is A2C."""
         if optimizer in A2CConfig.optimizers:
             return "agents send gradients, and without that it is a2c", "algorithm.name: a2c"
         return super().why_not(optimizer)

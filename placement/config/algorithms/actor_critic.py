@@ -1,4 +1,4 @@
-"""Defines the settings of what trains a policy and its value on fresh experience."""
+"""Defines the settings of algorithms that train a policy and its value on fresh experience."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ActorCriticConfig(AlgorithmConfig):
     The defaults are the paper's settings for Ant.
     """
 
-    one_step: ClassVar[bool] = False  # a batch is one minibatch, once
+    one_step: ClassVar[bool] = False  # whether a batch is used once, as one minibatch
 
     minibatches: Int = Field(default=2, ge=1)
     """Minibatches in an epoch; must divide `num_env` x `horizon`, with template tdg_ex that x the
@@ -73,7 +73,7 @@ class ActorCriticConfig(AlgorithmConfig):
         return f"{self.minibatches} of {size}, {counted(self.epochs, 'epoch')}"
 
     def own_faults(self) -> Iterator[Fault]:
-        """Yields a fault if the policy remembers, and has nothing to learn that from."""
+        """Yields faults of a recurrent policy with separate layers, or a horizon of one step."""
         yield from super().own_faults()
         if self.recurrent is not None and not self.share_layers:
             yield Fault(
@@ -117,7 +117,7 @@ class RowsConfig(ActorCriticConfig):
 
     @classmethod
     def why_not(cls, optimizer: str) -> tuple[str, str]:
-        """Says why what trains on fresh experience cannot do otherwise, or with other gradients."""
+        """Says why such an algorithm cannot use older experience, or gradients that agents send."""
         if optimizer == "async_samples":
             why = "what agents send meanwhile is of an older policy, which it does not correct for"
             return why, "algorithm.name: appo or impala, which do"

@@ -107,7 +107,7 @@ class AlphaZeroConfig(AlgorithmConfig):
         return f"{self.games:,} games of self-play, by all GMIs"
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
-        """Yields faults unless each GMI has games to play, and its share of a minibatch."""
+        """Yields faults unless each GMI has games to play, and a share of a minibatch."""
         yield from super().faults(config, agents, trainers)
         if self.layer_norm:
             yield Fault(

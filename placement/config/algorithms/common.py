@@ -1,4 +1,4 @@
-"""Defines the settings that algorithms share, and what is asked of all of them."""
+"""Defines the settings that algorithms share, and the interface of their settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gmi_drl.placement.faults import Fault, listed
 if TYPE_CHECKING:
     from gmi_drl.placement.config.config import Config
 
-# The optimizers there are, and the mode that each runs in.
+# The optimizers, and the mode that each runs in.
 MODE_OF_OPTIMIZER: Final[Mapping[str, str]] = {
     "all_reduce": "sync",
     "local": "sync",
@@ -30,7 +30,7 @@ MODE_OF_OPTIMIZER: Final[Mapping[str, str]] = {
     "tree_search": "sync",
 }
 
-# The templates of optimizers that do not run in their mode's own.
+# The templates of optimizers that do not run in their mode's default one.
 TEMPLATE_OF_OPTIMIZER: Final[Mapping[str, str]] = {
     "local": "tdg_ex",
     "async_gradients": "tdg_ex",
@@ -48,7 +48,7 @@ class AlgorithmConfig(Section):
     of_team: ClassVar[bool] = False  # whether several agents are columns of a row
     # The class of the algorithm, as module:Class.
     implementation: ClassVar[str] = ""
-    target_networks: ClassVar[int] = 0  # that are kept beside the one that is trained
+    target_networks: ClassVar[int] = 0  # kept beside the trained network
     adam_eps: ClassVar[float] = 1e-5
     descends_by: ClassVar[Literal["adam", "sgd"]] = "adam"
 
@@ -100,12 +100,12 @@ class AlgorithmConfig(Section):
 
     @property
     def resolved_optimizer(self) -> str:
-        """The optimizer that it runs under; empty if a class that is not loaded decides it."""
+        """The optimizer that it runs under; empty if a class decides it that is not loaded."""
         return next(iter(self.optimizers), "") if self.optimizer == "auto" else self.optimizer
 
     @property
     def whole_episodes(self) -> bool:
-        """Tells whether a round is a number of episodes, whose steps are not known before."""
+        """Tells whether a round is a number of episodes, with an unknown number of steps."""
         return self.resolved_optimizer in ("population", "tree_search")
 
     @property
@@ -119,11 +119,11 @@ class AlgorithmConfig(Section):
         return [name for name in cls.optimizers if MODE_OF_OPTIMIZER[name] == mode]
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
-        """Yields why it cannot learn so, with this many GMIs that hold an agent, and a trainer."""
+        """Yields the faults of learning with this many GMIs that hold an agent, and a trainer."""
         yield from self.own_faults()
 
     def own_faults(self) -> Iterator[Fault]:
-        """Yields which of its keys do not go together, whoever learns by it."""
+        """Yields the faults of combinations of its own keys."""
         if self.layer_norm and is_own_network(self.network):
             yield Fault(
                 "algorithm.layer_norm", True, f"network={self.network!r} has layers of its own",
@@ -131,21 +131,21 @@ class AlgorithmConfig(Section):
             )  # fmt: skip
 
     def minibatch_size(self, samples: int) -> int:
-        """Returns how many of an update's samples go through the network at once."""
+        """Returns how many of an update's samples make a minibatch."""
         return samples
 
     def gradient_steps(self, samples: int) -> int:
-        """Returns the steps in which an update of so many samples uses each of them once."""
+        """Returns the gradient steps of one pass over the samples of an update."""
         return samples // self.minibatch_size(samples)
 
     @property
     def kept_steps(self) -> int:
-        """The steps that each GMI that trains keeps from one update to the next."""
+        """The steps that each training GMI keeps from one update to the next."""
         return 0
 
     @property
     def dropped_agents(self) -> int:
-        """The agents that a trainer does not wait for, or the GMIs that each have all roles."""
+        """The agents, or GMIs with all roles, that an update does not wait for."""
         return 0
 
     @property
@@ -183,11 +183,11 @@ class AlgorithmConfig(Section):
 
     @property
     def noisy_layers(self) -> bool:
-        """Tells whether these have noise on their weights, of sizes that are learned."""
+        """Tells whether the head layers have noise of learned size on their weights."""
         return False
 
     def update_text(self, samples: int, where: str) -> str:
-        """Returns what an update of this many samples in each `where` consists of."""
+        """Describes an update of this many samples in each `where`."""
         return f"{samples:,} samples in each {where}"
 
     @model_validator(mode="before")
@@ -236,7 +236,7 @@ class RecurrentConfig(Section):
 
 
 def short_horizon(horizon: int) -> Fault:
-    """Returns the fault of a horizon of one step, for a policy that remembers."""
+    """Returns the fault of a horizon of one step with a recurrent policy."""
     return Fault(
         "algorithm.horizon", horizon,
         "must be 2 or more where algorithm.recurrent is given: along a horizon a policy learns "

@@ -58,7 +58,7 @@ class CustomAlgorithmConfig(AlgorithmConfig):
 
     @model_serializer(mode="wrap")
     def _serialize(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Writes what was given alone: the defaults are those of the class."""
+        """Writes only the keys that were given, as the class has the defaults."""
         given = {*self.model_fields_set, *(self.model_extra or {})} - {"name", "class_"}
         keys: dict[str, Any] = handler(self)
         return {"class": self.class_, **{key: keys[key] for key in keys if key in given}}
@@ -96,7 +96,7 @@ def validated(settings: type[AlgorithmConfig], keys: Mapping[str, Any]) -> Algor
 
 
 def _optimizers_fault(settings: type[AlgorithmConfig], reference: str) -> Fault | None:
-    """Tells what is wrong with the optimizers that an algorithm says it can run under."""
+    """Returns the fault in the optimizers of an algorithm's class, if there is one."""
     names: Any = settings.optimizers
     is_tuple = isinstance(names, tuple) and names
     unknown = [name for name in names if name not in MODE_OF_OPTIMIZER] if is_tuple else [names]

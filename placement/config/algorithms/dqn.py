@@ -91,7 +91,7 @@ class DQNConfig(ReplayConfig):
         return 1 if self.recurrent is None else self.horizon
 
     def own_faults(self) -> Iterator[Fault]:
-        """Yields faults unless a network that remembers has sequences to learn that from."""
+        """Yields faults unless a recurrent network has sequences to learn from."""
         yield from super().own_faults()
         if self.recurrent is None:
             return

@@ -22,7 +22,7 @@ class MAPPOConfig(PPOConfig):
     name: Literal["mappo"] = "mappo"  # type: ignore[assignment]
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
-        """Yields a fault where there are no several agents, or no layers for what all see."""
+        """Yields a fault without several agents, or without layers for what all of them see."""
         yield from super().faults(config, agents, trainers)
         if config.env.adapter != "pettingzoo":
             yield Fault(

@@ -1,4 +1,4 @@
-"""Defines the settings of what learns a model of its environment: MBPO, and planning by CEM."""
+"""Defines the settings of algorithms that learn a model of the environment: MBPO, and CEM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines the settings of what trains on kept experience."""
+"""Defines the settings of algorithms that train on kept experience."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ReplayConfig(AlgorithmConfig):
 
     @property
     def drawn_steps(self) -> int:
-        """The steps of each that is drawn: 1, or of a sequence."""
+        """The steps of each sample: 1, or those of a sequence."""
         return 1
 
     def minibatch_size(self, samples: int) -> int:
@@ -82,7 +82,7 @@ class ReplayConfig(AlgorithmConfig):
         return f"{self.batch_size:,} kept samples in each {where}"
 
     def own_faults(self) -> Iterator[Fault]:
-        """Yields faults unless each row has one goal."""
+        """Yields a fault unless the steps of each row have one goal."""
         yield from super().own_faults()
         if self.hindsight and self.n_step > 1:
             yield Fault(
@@ -92,7 +92,7 @@ class ReplayConfig(AlgorithmConfig):
             )  # fmt: skip
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
-        """Yields faults unless the first update can come, and has rows as it needs."""
+        """Yields faults unless a first update is possible, with enough rows for a batch."""
         yield from super().faults(config, agents, trainers)
         num_env = config.env.num_env * max(agents // max(trainers, 1), 1)
         if config.mode == "async":

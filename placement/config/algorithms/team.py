@@ -1,4 +1,4 @@
-"""Defines the settings of VDN and QMIX, which learn values of what a team does."""
+"""Defines the settings of VDN and QMIX, which learn values of a team's joint actions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TeamConfig(ReplayConfig):
     """Steps of all environments over which the share of random actions falls, linearly from 1."""
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
-        """Yields a fault where there is no team, or no layers for what its agents see."""
+        """Yields a fault without a team, or without layers for what its agents see."""
         yield from super().faults(config, agents, trainers)
         if config.env.adapter != "pettingzoo":
             yield Fault(
