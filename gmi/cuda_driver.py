@@ -31,7 +31,7 @@ _TEXTS: Final = {
     810: "the MPS server has ended this client. A process started anew can use CUDA again",
 }
 _NOT_YET: Final = (805, 807)
-_LOOK_S: Final = 0.05  # between two attempts to start
+_POLL_S: Final = 0.05  # between two attempts to start
 
 
 @dataclass(eq=False, repr=False)
@@ -79,7 +79,7 @@ def start(timeout: timedelta = timedelta(0)) -> None:
                 raise
         except RuntimeError as error:  # cuda-bindings: there is no libcuda
             raise DriverError("cuInit", 0, f"no CUDA driver: {error}") from None
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def device_count() -> int:

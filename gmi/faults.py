@@ -91,7 +91,7 @@ class LostDevices:
         return bool(machine.why_not) or any(device.uuid == uuid for device in machine.devices)
 
 
-_LOOK_S: Final = 0.1  # between two checks for deaths
+_POLL_S: Final = 0.1  # between two checks for deaths
 
 
 class FaultWaves:
@@ -134,7 +134,7 @@ class FaultWaves:
         """Returns how long to wait before `spread` is called again, as a restart ends no wait."""
         if not any(backend_of(spec.backend).faults_spread for spec in self._specs.values()):
             return left_s
-        return _LOOK_S if left_s is None else min(left_s, _LOOK_S)
+        return _POLL_S if left_s is None else min(left_s, _POLL_S)
 
     def _end_neighbours(self, faulted: GmiSpec) -> dict[int, int]:
         """Kills other GMIs of the device that have not died; returns their earlier deaths."""

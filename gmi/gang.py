@@ -26,9 +26,9 @@ PRELOAD: Final = ("numpy", "torch", "gmi_drl.gmi", "gmi_drl.placement")
 _SETTLE: Final = timedelta(milliseconds=100)  # waited for more deaths, to name the first of them
 # A peer may notice a death, and raise, before the dead process is reaped: a death that is seen at
 # most this much later still counts as the first.
-_COLLECTED_S: Final = 0.2
+_REAP_S: Final = 0.2
 _FAILED_GRACE: Final = timedelta(milliseconds=300)  # peers of a dead GMI cannot finish anyway
-_LONGEST: Final = 200  # characters of an error in the reason why others are stopped
+_MAX_REASON: Final = 200  # characters of an error in the reason why others are stopped
 # How long GMIs may finish their iteration where a kill can harm others.
 _FINISH: Final = timedelta(seconds=2.5)
 
@@ -290,7 +290,7 @@ class Gang:
         for gmi_id, process in self._process_of.items():
             if process.death.slot.done:
                 death: ActorDiedError = runtime.get(process.death)
-                cause, failed_s = death.cause, death.died_s - _COLLECTED_S
+                cause, failed_s = death.cause, death.died_s - _REAP_S
                 if isinstance(cause, TaskError):
                     failed_s = cause.raised_s
                 failures[gmi_id] = (failed_s, death)
@@ -300,7 +300,7 @@ class Gang:
                 if isinstance(error, TaskError):
                     failures[gmi_id] = (error.raised_s, error)
                 elif isinstance(error, ActorDiedError) and gmi_id not in failures:
-                    failures[gmi_id] = (error.died_s - _COLLECTED_S, error)
+                    failures[gmi_id] = (error.died_s - _REAP_S, error)
         lost = self.lost_devices()  # asked after the deaths above, so that it knows of each
         expected = {spec.gmi_id for spec in self._specs.values() if spec.gpu_id in lost}
         expected |= self._given_up
@@ -358,9 +358,9 @@ def _first_line(error: TaskError) -> str:
     """Returns the class and text of an exception on one line: ValueError: on purpose."""
     origin = origin_of(error)
     if origin is None:  # it could not be sent
-        return (error.remote_traceback.strip().splitlines() or ["an error"])[-1][:_LONGEST]
+        return (error.remote_traceback.strip().splitlines() or ["an error"])[-1][:_MAX_REASON]
     text = ""
     with contextlib.suppress(Exception):  # a class of the user's may have any __str__
         text = str(origin).strip()
     line = (text.splitlines() or [""])[0]
-    return f"{type(origin).__name__}: {line}".removesuffix(": ")[:_LONGEST]
+    return f"{type(origin).__name__}: {line}".removesuffix(": ")[:_MAX_REASON]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec
     from gmi_drl.placement.topology import Device
 
-_OURS: Final = (__file__, concurrent.futures.thread.__file__)
+_HIDDEN_FILES: Final = (__file__, concurrent.futures.thread.__file__)
 
 
 class ThreadHost:
@@ -77,7 +77,7 @@ def _result_of(future: Future[Any]) -> Any:
     if error is None:
         return future.result()
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+    while trace is not None and trace.tb_frame.f_code.co_filename in _HIDDEN_FILES:
         trace = trace.tb_next
     raise error.with_traceback(trace or error.__traceback__)
 

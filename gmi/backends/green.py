@@ -35,7 +35,7 @@ _thread_state = threading.local()  # `green`: the GreenContext of this thread
 # CUDA 12.4 has green contexts, 12.5 their streams (cuGreenCtxStreamCreate). The extra installs
 # packages for CUDA 13 (cuda-bindings, cupy), with which this was tested.
 _CUDA: Final = (13, 0)
-_WANTED: Final = "GMI_DRL_GREEN_GROUPS"  # the groups that all GMIs of the GPU need together
+_GROUPS_VARIABLE: Final = "GMI_DRL_GREEN_GROUPS"  # the groups that a GPU's GMIs need together
 
 
 class GreenBackend(GpuBackend):
@@ -105,7 +105,7 @@ class GreenSlices(Slices):
         self._wanted = wanted
 
     def environment(self, spec: GmiSpec) -> dict[str, str]:
-        return super().environment(spec) | {_WANTED: str(self._wanted[spec.gpu_id])}
+        return super().environment(spec) | {_GROUPS_VARIABLE: str(self._wanted[spec.gpu_id])}
 
 
 def _num_groups_needed(gmis: Sequence[GmiSpec], device: Device) -> int:
@@ -152,7 +152,7 @@ def _take(spec: GmiSpec, device: Device) -> GreenContext:
             "the layout anew on this machine."
         )
     groups = _partition.num_groups
-    if int(os.environ.get(_WANTED, 0)) > groups:
+    if int(os.environ.get(_GROUPS_VARIABLE, 0)) > groups:
         num_given = groups_of(spec.sm_percent, groups)
         message = (
             f"{text}, {count} groups of SMs; the driver cuts GPU {device.index} into {groups} "

@@ -172,7 +172,7 @@ class DeviceMeter:
             self._free(sample)
 
 
-_LOOK_S: Final = 1.0  # between measurements of CPU time, which counts hundredths of a second
+_POLL_S: Final = 1.0  # between measurements of CPU time, which counts hundredths of a second
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class Meter:
             self._pids |= new_pids
         self._devices.look(gang.layout, pids)
         now_s = self._clock()
-        if now_s - self._looked_s < _LOOK_S:
+        if now_s - self._looked_s < _POLL_S:
             return
         spent = {gmi: processes.cpu_s(processes.with_children([pid])) for gmi, pid in pids.items()}
         elapsed_s, self._looked_s = now_s - self._looked_s, now_s

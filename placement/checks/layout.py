@@ -25,7 +25,7 @@ from gmi_drl.placement.topology import Device, format_cores
 _CLIENTS: Final = 48
 _CLIENTS_13_1: Final = 60
 _GIB: Final = 1 << 30
-_LEAST_BYTES: Final = 1 << 20  # MPS counts in MiB
+_MIN_BYTES: Final = 1 << 20  # MPS counts in MiB
 
 Specs = Sequence[GmiSpec]
 
@@ -154,7 +154,7 @@ def _memory(device: Device, gmis: Specs, mem_bytes: int, room: int) -> Iterator[
         others += f" and a share of {device.share:g} (hardware.gpu_share)"
     for gmi in sorted(gmis, key=lambda gmi: gmi.mem_bytes is None):
         limit, left = gmi.mem_bytes, f"{max(0, room) / _GIB:.1f} GiB"
-        if (limit or _LEAST_BYTES) > room:
+        if (limit or _MIN_BYTES) > room:
             wait = ", or wait for those to end" if held_bytes else ""
             less = ", or give the others less" if any(gmi.mem_bytes for gmi in gmis) else ""
             yield spec_fault(

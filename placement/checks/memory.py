@@ -28,7 +28,7 @@ from gmi_drl.placement.templates import TEMPLATES
 _FLOAT: Final = 4
 _ROW: Final = 8  # the rows of a rollout have a multiple of so many numbers
 _EPISODE: Final = 512  # steps of an episode, if not known
-_WHAT: Final = ("experience", "replay", "trees", "minibatch", "network")
+_PURPOSES: Final = ("experience", "replay", "trees", "minibatch", "network")
 # Bytes of a trained parameter: itself, its gradient and Adam's two moments; and itself and the
 # moments in each state kept for restarted GMIs (those of the last two iterations and one that is
 # being written), and in the buffer where that is assembled.
@@ -86,7 +86,7 @@ def memory_faults(
         others = [gmi for gmi in layout.gmis if gmi not in on_host]
         host_needs += [_kept(config, layout, gmi, sizes) for gmi in others]
     if host_bytes is not None and host_needs:
-        total = {purpose: sum(need[purpose] for need in host_needs) for purpose in _WHAT}
+        total = {purpose: sum(need[purpose] for need in host_needs) for purpose in _PURPOSES}
         available = f"{whose} has {_gib(host_bytes)}"
         faults += _fault(config, sizes, total, host_bytes, len(host_needs), available)
     for gmi in layout.gmis:
@@ -139,8 +139,8 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
     }
     kept_bytes = _kept(config, layout, gmi, sizes)
     if on_gpu and _on_host(algorithm):
-        kept_bytes = dict.fromkeys(_WHAT, 0)
-    return {purpose: needs.get(purpose, 0) + kept_bytes[purpose] for purpose in _WHAT}
+        kept_bytes = dict.fromkeys(_PURPOSES, 0)
+    return {purpose: needs.get(purpose, 0) + kept_bytes[purpose] for purpose in _PURPOSES}
 
 
 def _samples(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> int:
@@ -166,7 +166,7 @@ def _on_host(algorithm: AlgorithmConfig) -> bool:
 
 def _kept(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[str, int]:
     """Returns the bytes of a GMI's replay, and of the trees of its searches."""
-    kept, algorithm = dict.fromkeys(_WHAT, 0), config.algorithm
+    kept, algorithm = dict.fromkeys(_PURPOSES, 0), config.algorithm
     learns = config.mode != "serving" and "trainer" in gmi.roles
     if isinstance(algorithm, AlphaZeroConfig):
         state, moves = 2 * sizes.observation, sizes.parameters

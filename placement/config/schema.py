@@ -201,7 +201,7 @@ def _rule(keys: Keys, detail: ErrorDetails, schema: ConfigSchema) -> tuple[str, 
 
 
 # Names of keys in other libraries, and their names here.
-_ELSEWHERE: Final = {
+_RENAMED_KEYS: Final = {
     "buffer_size": "replay_capacity", "clip_param": "clip", "clip_range": "clip",
     "frame_stack": "wrappers", "gae_lambda": "lam", "gru": "recurrent", "lambda": "lam",
     "learning_starts": "replay_start", "lr": "learning_rate", "lstm": "recurrent",
@@ -221,7 +221,7 @@ def _unknown_key(keys: Keys, schema: ConfigSchema) -> tuple[str, str]:
             return rule, f"Leave it out, or use {listed(users, 'or')}."
     parent = ".".join(keys[:-1])
     keys_text = f"{parent or 'the top level'} has {', '.join(names)}"
-    similar = _ELSEWHERE.get(last)
+    similar = _RENAMED_KEYS.get(last)
     if similar not in names:
         similar = closest(last, names)
     similar_keys = [".".join((*keys[:-1], similar))] if similar else []

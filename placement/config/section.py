@@ -93,9 +93,9 @@ def _count(value: Any) -> Any:
         return AUTO
     count = to_whole_number(value)
     if type(count) is not int:
-        raise broken("must be a whole number, or auto", _FOUND)
+        raise broken("must be a whole number, or auto", _COUNT_REMEDY)
     if count < 1:
-        raise broken("must be 1 or more, or auto", _FOUND)
+        raise broken("must be 1 or more, or auto", _COUNT_REMEDY)
     return count
 
 
@@ -122,7 +122,7 @@ def _count_to_yaml(count: int) -> int | Literal["auto"]:
     return count if count != AUTO else "auto"
 
 
-_FOUND: Final = "Give a number, or auto for the one that `gmi-drl tune` finds."
+_COUNT_REMEDY: Final = "Give a number, or auto for the one that `gmi-drl tune` finds."
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600}
 _PART: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([a-z]*)")
 TIMES: Final = "Use for example 5m, 90s, 1h30m or 300"

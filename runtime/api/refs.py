@@ -251,7 +251,7 @@ def seconds(timeout: timedelta | float | None) -> float | None:
     return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
 
 
-_LOOK_UP_S: Final = 0.5  # between two checks for signals
+_WAKE_S: Final = 0.5  # between two checks for signals
 
 
 class Gate:
@@ -281,7 +281,7 @@ class Gate:
         """
         left_s = math.inf if timeout_s is None else max(0.0, timeout_s)
         deadline_s = time.monotonic() + left_s
-        while not self._shut.acquire(timeout=min(left_s, _LOOK_UP_S)):
+        while not self._shut.acquire(timeout=min(left_s, _WAKE_S)):
             if (left_s := deadline_s - time.monotonic()) <= 0:
                 return False
         return True

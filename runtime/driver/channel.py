@@ -13,8 +13,8 @@ from typing import Any, Final
 from gmi_drl.runtime.wire import framing
 
 _NOSIGNAL: Final = int(socket.MSG_NOSIGNAL)
-_TOGETHER: Final = 64  # small frames in one system call
-_READS_AT_ONCE: Final = 16  # then it is the other channels' turn
+_FRAMES_PER_WRITE: Final = 64  # small frames in one system call
+_READS_PER_ROUND: Final = 16  # then it is the other channels' turn
 
 
 class SocketChannel:
@@ -54,7 +54,7 @@ class SocketChannel:
             while outgoing:
                 first_data, fds, keep = outgoing[0]
                 parts = [first_data]
-                for data, more_fds, _ in itertools.islice(outgoing, 1, _TOGETHER):
+                for data, more_fds, _ in itertools.islice(outgoing, 1, _FRAMES_PER_WRITE):
                     if more_fds:  # they must begin a message of their own
                         break
                     parts.append(data)
@@ -76,7 +76,7 @@ class SocketChannel:
     def read(self) -> tuple[list[framing.Message], bool]:
         """Returns what has arrived, and whether the other end is still open."""
         messages: list[framing.Message] = []
-        for _ in range(_READS_AT_ONCE):
+        for _ in range(_READS_PER_ROUND):
             try:
                 arrived = self._reader.read(self.sock)
             except BlockingIOError:

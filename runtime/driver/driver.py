@@ -46,9 +46,9 @@ _TERM_S: Final = 0.5  # between SIGTERM and SIGKILL
 _DEATH_S: Final = 5.0  # how long a process may take to die of SIGKILL
 _TICK_S: Final = 0.005
 _ORPHANS_S: Final = 0.05
-_LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
 _RECORD_S: Final = 0.5  # how late the control store may know of what is not over
-_TOGETHER: Final = 64  # submissions, then it is looked how many rows are unwritten
+_SUBMISSIONS_PER_CHECK: Final = 64  # submissions, then it is looked how many rows are unwritten
 
 
 class Driver:
@@ -191,7 +191,7 @@ class Driver:
         if task.body_id:
             self.note(task.body_id, -1)  # the call holds it now
         self._num_submitted += 1
-        if not self._num_submitted % _TOGETHER:
+        if not self._num_submitted % _SUBMISSIONS_PER_CHECK:
             # Callers wait while the control store lags behind, so that memory stays bounded.
             while self.gcs.backlog > _BACKLOG and not self.gcs.failure and self.loop.running:
                 time.sleep(0.005)  # the writer takes thousands of rows at once
@@ -313,13 +313,13 @@ class Driver:
         if self._ticks:
             return _TICK_S
         if self._look_again:
-            return _LOOK_S
+            return _POLL_S
         return _RECORD_S if self.tasks.live or self.objects.room_requests else -1
 
     def after_round(self) -> None:
         """Does periodic work that is due, after a round of the loop."""
         now_s = time.monotonic()
-        if now_s - self._looked_s > _LOOK_S:
+        if now_s - self._looked_s > _POLL_S:
             self._looked_s = now_s
             self._look(now_s)
         else:

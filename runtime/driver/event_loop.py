@@ -25,7 +25,7 @@ from .channel import SocketChannel
 if TYPE_CHECKING:
     from .driver import Driver
 
-_TOGETHER: Final = 64  # commands, then what they led to is sent
+_COMMANDS_PER_ROUND: Final = 64  # commands, then what they led to is sent
 
 
 class EventLoop:
@@ -130,7 +130,7 @@ class EventLoop:
             except Exception:
                 traceback.print_exc(file=sys.stderr)
             num_done += 1
-            if not num_done % _TOGETHER and self.touched:
+            if not num_done % _COMMANDS_PER_ROUND and self.touched:
                 self._write_touched()
 
     def defer(self, action: Callable[[], None]) -> None:

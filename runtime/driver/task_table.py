@@ -23,7 +23,7 @@ from .task import STREAMING, TaskSpec
 if TYPE_CHECKING:
     from .driver import Driver
 
-_LOOKED_AT: Final = 20_000  # at a time, of the tasks that the control store may not know of
+_MAX_CHECKED: Final = 20_000  # at a time, of the tasks that the control store may not know of
 
 
 class TaskTable:
@@ -285,7 +285,7 @@ class TaskTable:
 
     def record(self) -> None:
         """Puts the live tasks whose state has changed into the control store, the oldest first."""
-        for task in itertools.islice(self.live.values(), _LOOKED_AT):
+        for task in itertools.islice(self.live.values(), _MAX_CHECKED):
             if task.recorded is not task.state:
                 task.recorded = task.state
                 self._gcs.put(_row(task))

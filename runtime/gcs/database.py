@@ -26,12 +26,12 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 _ROWS_PER_INSERT: Final = (256, 64, 16, 4, 1)
 _BUSY_S: Final = 5.0  # a reader of the file does not lock us out; another writer may
-_LATEST_S: Final = 253_402_300_800.0  # the year 10000
-_MOST_TASKS: Final = 1 << 32  # no run has more
+_MAX_TIME_S: Final = 253_402_300_800.0  # the year 10000
+_MAX_TASKS: Final = 1 << 32  # no run has more
 _TYPES: Final[dict[type[Any], dict[str, Any]]] = {
     table.row: get_type_hints(table.row) for table in TABLES
 }
-_MARKED: Final = {"tasks": "name", "actors": "name", "events": "text"}  # gets the prefix
+_PREFIXED: Final = {"tasks": "name", "actors": "name", "events": "text"}  # gets the prefix
 _CHECKPOINT_PAGES: Final = 4000  # 16 MB of WAL between checkpoints
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _LOCAL: Final = frozenset(  # file systems that no other host has mounted
@@ -136,7 +136,7 @@ class Database:
                 if base:
                     execute("DELETE FROM tasks WHERE id IN (SELECT id FROM old.tasks)")
                 for table in TABLES:
-                    marked = _MARKED.get(table.name)
+                    marked = _PREFIXED.get(table.name)
                     columns = ", ".join(
                         f"? || {name}" if name == marked else name for name in table.columns
                     )
@@ -190,7 +190,7 @@ class Database:
         for table in TABLES:
             names = ", ".join(table.columns)
             self._connection.execute(f"SELECT {names} FROM {table.name} LIMIT 0")
-        if (last := self._last_number()) > _MOST_TASKS:  # a search would take for ever
+        if (last := self._last_number()) > _MAX_TASKS:  # a search would take for ever
             raise _damaged(self.path, f"a task has the number {last}")
 
     @contextlib.contextmanager
@@ -331,7 +331,7 @@ def checked(table: str, types: Mapping[str, Any], values: Sequence[Any]) -> Sequ
     for (name, type_), value in zip(types.items(), values, strict=True):
         if not isinstance(value, int | float if type_ is float else type_):
             rule = f"must be {getattr(type_, '__name__', type_)}"
-        elif name.endswith("_s") and value is not None and not abs(value) < _LATEST_S:
+        elif name.endswith("_s") and value is not None and not abs(value) < _MAX_TIME_S:
             rule = "must be a time in seconds since 1970"
         else:
             continue

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 _Rows = dict[Any, Row]
 
 _INTERVAL_S: Final = 0.1
-_MANY: Final = 5_000  # so many rows are written without further delay
+_BATCH_ROWS: Final = 5_000  # so many rows are written without further delay
 _RETRY_S: Final = 0.5
-_PROBE: Final = 100  # rows tried while the file fails
+_PROBE_ROWS: Final = 100  # rows tried while the file fails
 _MOST_WAITING: Final = 200_000  # rows kept while the file fails
 
 
@@ -99,7 +99,7 @@ class Gcs:
         number = len(arrived)
         if number == 1:
             self._wake.set()
-        elif number == _MANY:
+        elif number == _BATCH_ROWS:
             self._hurry.set()
         if self.chains is not None:
             self.chains.put(row)
@@ -287,7 +287,7 @@ class Gcs:
             self._writing, self._pending = self._pending, {}
             return self._taken
         self._writing = {}
-        room = _PROBE
+        room = _PROBE_ROWS
         for row_class, rows in self._pending.items():
             keys = list(itertools.islice(rows, room))
             self._writing[row_class] = {key: rows.pop(key) for key in keys}

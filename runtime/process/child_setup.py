@@ -23,7 +23,7 @@ PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 _PR_SET_NAME: Final = 15
 
-_LEAST_ROOM: Final = 64  # fewer bytes are no fork server's arguments, or are hidden
+_MIN_ARGUMENT_BYTES: Final = 64  # fewer bytes are no fork server's arguments, or are hidden
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -51,7 +51,7 @@ def set_title(text: str) -> None:
     title = f"gmi-drl: {text}".encode()
     _libc.prctl(_PR_SET_NAME, title[:15], 0, 0, 0)
     start, end = _arguments()
-    if end - start > _LEAST_ROOM:
+    if end - start > _MIN_ARGUMENT_BYTES:
         title = title[: end - start - 1]
         ctypes.memset(start + len(title), 0, end - start - len(title))
         ctypes.memmove(start, title, len(title))

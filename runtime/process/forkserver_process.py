@@ -29,7 +29,7 @@ ONE_THREAD: Final = {
     "GOMP_SPINCOUNT": "10000",
 }
 _END_S: Final = 8.0
-_LAST_WORDS_S: Final = 1.0  # how long it may take to exit after its socket has closed
+_EXIT_S: Final = 1.0  # how long it may take to exit after its socket has closed
 
 
 class ForkServerProcess:
@@ -83,7 +83,7 @@ class ForkServerProcess:
     def how_it_died(self) -> str:
         """Tells how it ended after closing its socket: `(pid 12) was killed by SIGKILL`."""
         try:
-            code = self.process.wait(_LAST_WORDS_S)
+            code = self.process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:  # it hangs
             self.process.kill()
             code = self.process.wait()

@@ -21,9 +21,9 @@ PRIVATE_LOG_BYTES: Final = 1 << 20  # of a log in a run directory, which is remo
 LOOK_S: Final = 2.0  # between two checks of their sizes
 _TAIL_LINES: Final = 40
 _TAIL_BYTES: Final = 1 << 16
-_CATCH_UPS: Final = 8  # rounds of copying what was written meanwhile
+_COPY_ROUNDS: Final = 8  # rounds of copying what was written meanwhile
 _STACKS_LOOK_S: Final = 0.05
-_QUIET_LOOKS: Final = 4  # a log that did not grow for so many checks is complete
+_QUIET_POLLS: Final = 4  # a log that did not grow for so many checks is complete
 
 
 def log_tail(path: str | Path) -> str:
@@ -66,7 +66,7 @@ def _copy_end(log: int, path: str, most_bytes: int) -> None:
     copy = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         offset = max(0, os.fstat(log).st_size - most_bytes)
-        for _ in range(_CATCH_UPS):
+        for _ in range(_COPY_ROUNDS):
             sent_bytes = os.sendfile(copy, log, offset, most_bytes)
             if not sent_bytes:
                 break
@@ -88,7 +88,7 @@ def write_stacks(pid: int, log: str, timeout: timedelta) -> bool:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, STACK_SIGNAL)
         quiet_looks = 0
-        while time.monotonic() < deadline_s and (size == old_size or quiet_looks < _QUIET_LOOKS):
+        while time.monotonic() < deadline_s and (size == old_size or quiet_looks < _QUIET_POLLS):
             time.sleep(_STACKS_LOOK_S)
             new_size = _size(log)
             quiet_looks = quiet_looks + 1 if new_size == size else 0

@@ -35,7 +35,7 @@ from gmi_drl.runtime.wire.protocol import STAMP, Build, CallFailure, Kind, Place
 from . import child_setup
 from .connection import INLINE_BYTES, Connection, place_value
 
-_OURS: Final = [__file__, closures.__file__]  # files whose frames are hidden from tracebacks
+_HIDDEN_FILES: Final = [__file__, closures.__file__]  # hidden from tracebacks
 _ONE_CPU: Final = ({"CPU": 1.0}, ())  # and no GPU
 _here: WorkerProcess | None = None
 _label: contextvars.ContextVar[Any] = contextvars.ContextVar("gmi_drl_label")
@@ -94,7 +94,7 @@ class WorkerProcess(Protocol):
 
 def hide_frames_of(file: str) -> None:
     """Leaves the frames of this file out of tracebacks: they tell the user nothing."""
-    _OURS.append(file)
+    _HIDDEN_FILES.append(file)
 
 
 def enter(process: WorkerProcess) -> None:
@@ -551,6 +551,6 @@ def call_failure(error: BaseException) -> bytes:
 def _without_our_frames(error: BaseException) -> BaseException:
     """Returns the error with a traceback that begins at the user's code, if it has any."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+    while trace is not None and trace.tb_frame.f_code.co_filename in _HIDDEN_FILES:
         trace = trace.tb_next
     return error.with_traceback(trace) if trace is not None else error

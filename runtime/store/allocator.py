@@ -15,8 +15,8 @@ from typing import Final
 
 PAGE: Final = 4096
 _LINE: Final = 64
-_WEIGHED: Final = 64  # for so many blocks in a hole all places in it are compared
-_LOOK: Final = 16  # holes of each bin that are tried at first
+_MAX_COMPARED: Final = 64  # for so many blocks in a hole all places in it are compared
+_MAX_TRIED: Final = 16  # holes of each bin that are tried at first
 
 
 class Allocator:
@@ -98,7 +98,7 @@ class Allocator:
             if not holes:
                 continue
             # A hole in a larger bin can only be too small for the alignment.
-            for hole in islice(reversed(holes) if small else holes, _LOOK):
+            for hole in islice(reversed(holes) if small else holes, _MAX_TRIED):
                 offset = _fit(hole, ends[hole], size)
                 if offset >= 0:
                     if best is None or (offset > best[1]) == small:
@@ -158,7 +158,7 @@ def _cheapest(
     """
     unit = PAGE if size >= PAGE else _LINE
     places = [first]
-    if len(blocks) <= _WEIGHED:
+    if len(blocks) <= _MAX_COMPARED:
         places += [-(-offset // unit) * unit for offset, _ in blocks]
         places += [(end - size) // unit * unit for _, end in (*blocks, (0, stop))]
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from gmi_drl.runtime.errors import ObjectStoreFullError
 
 PINNED_S: Final = 10.0  # how long a request waits for others to unpin objects
-_APART_S: Final = 1.0  # between two refusals: the first one's task may hold what the next wants
+_REFUSAL_INTERVAL_S: Final = 1.0  # as the first one's task may hold what the next one wants
 
 
 @dataclass(eq=False, slots=True)
@@ -51,7 +51,7 @@ class PendingRoomRequests:
     def take_late(self) -> RoomRequest | None:
         """Removes and returns the oldest request, if it has waited too long."""
         now_s = time.monotonic()
-        if not self._requests or now_s - self._refused_s < _APART_S:
+        if not self._requests or now_s - self._refused_s < _REFUSAL_INTERVAL_S:
             return None
         oldest = min(self._requests, key=lambda request: request.since_s)
         if now_s - oldest.since_s < PINNED_S:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec, MigSlice
     from gmi_drl.placement.topology import Device, MigInstance, Topology
 
-_SMALLER: Final = 0.85  # CUDA's figure of memory over NVML's, at least: the driver takes some
+_LEAST_PART: Final = 0.85  # CUDA's figure of memory over NVML's, at least: the driver takes some
 IN_USE_TIMEOUT: Final = timedelta(seconds=10)  # for processes that still hold an instance
 INSTANCE: Final = "GMI_DRL_MIG"  # in a GMI's environment: "uuid sm_count mem_bytes" of its instance
 
@@ -67,7 +67,7 @@ class MigBackend(GpuBackend):
                 f"{prefix}: {sm_count} SMs; CUDA sees {seen_sms}. The instance was changed "
                 "since it was looked at: launch again."
             )
-        if seen_bytes < mem_bytes * _SMALLER:
+        if seen_bytes < mem_bytes * _LEAST_PART:
             raise SliceError(
                 f"{prefix}: {mem_bytes} bytes of memory; CUDA sees {seen_bytes}. The instance was "
                 "changed since it was looked at: launch again."

@@ -38,17 +38,17 @@ _FENCE: Final = timedelta(seconds=3)
 _AGAIN: Final = timedelta(seconds=0.3)  # for a daemon that has missed its deadline before
 _LET_IN: Final = timedelta(seconds=30)  # for a server that starts, or recovers from a fault
 _PARTITION: Final = "CUDA_MPS_SM_PARTITION"
-_JOINED: Final = "GMI_DRL_MPS_LEASE"  # the directory of the lease of somebody else's daemons
+_LEASE_VARIABLE: Final = "GMI_DRL_MPS_LEASE"  # the lease's directory of another's daemons
 _MEM_LIMIT: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 _MIB: Final = 2**20
 # SMs are switched in pairs (TPCs); the guide says that a percentage is rounded to what the hardware
 # can do, and not how. A share that is one pair off is accepted; one that is off by up to a group of
 # SMs (a GPC's part, or a chunk) is used, with a warning.
 _ROUNDING: Final = 2
-_MOST_OFF: Final = 8
+_MAX_DEVIATION: Final = 8
 _STATIC_CUDA: Final = (13, 1)  # the first with the daemon's option -S
 # The least part of a share's SMs that a partition, of whole chunks, must have to be used.
-_NEARLY: Final = 0.9
+_LEAST_PART: Final = 0.9
 
 
 class MpsBackend(GpuBackend):
@@ -127,7 +127,7 @@ class Daemons:
     @property
     def environment(self) -> dict[str, str]:
         """Returns the variables by which launchers in other processes join these daemons."""
-        return {_JOINED: str(self._lease.directory)}
+        return {_LEASE_VARIABLE: str(self._lease.directory)}
 
     def start(self, uuid: str, chunks: Mapping[int, int] | None = None) -> dict[int, str]:
         """Starts the daemon of a GPU; returns static partitions of these `chunks`, by gmi_id.
@@ -202,8 +202,8 @@ class JoinedDaemons:
         """Checks that the daemon answers; only its owner can make partitions."""
         if uuid not in self._of:
             raise MpsError(
-                f"{_JOINED}={self._directory}; no MPS daemon of GPU {uuid} is noted there. It is "
-                "set for launches that share GPUs: unset it."
+                f"{_LEASE_VARIABLE}={self._directory}; no MPS daemon of GPU {uuid} is noted there. "
+                "It is set for launches that share GPUs: unset it."
             )
         return {}
 
@@ -226,7 +226,7 @@ class MpsSlices(Slices):
         by_gpu: dict[str, list[GmiSpec]] = {}
         for spec in gmis:
             by_gpu.setdefault(uuid_of(spec), []).append(spec)
-        joined = os.environ.get(_JOINED)
+        joined = os.environ.get(_LEASE_VARIABLE)
         self._daemons = JoinedDaemons(Path(joined)) if joined else Daemons()
         self._partitions: dict[int, str] = {}  # by gmi_id
         self._mute: set[str] = set()  # daemons that did not answer in time
@@ -285,7 +285,7 @@ def _verify_share(spec: GmiSpec, device: Device, seen: int) -> None:
         f"GmiSpec {spec.gmi_id}: sm_percent={spec.sm_percent}, {expected} of {device.sm_count} "
         f"SMs; CUDA gives {seen}."
     )
-    if abs(seen - expected) > _MOST_OFF:
+    if abs(seen - expected) > _MAX_DEVIATION:
         raise SliceError(
             f"{text} Something sets another share after the GMI was started, or the daemon's own "
             "is lower: remove CUDA_MPS_ACTIVE_THREAD_PERCENTAGE."
@@ -320,7 +320,7 @@ def partition(
     size, sms = chunk_sms(device), device.sm_count or 0
     if sm_percent > 100 or sum(chunks.values()) > sms // size:
         return {}
-    if any(chunks[spec.gmi_id] * size < _NEARLY * _share_sms(spec, sms) for spec in gmis):
+    if any(chunks[spec.gmi_id] * size < _LEAST_PART * _share_sms(spec, sms) for spec in gmis):
         return {}
     return chunks if all(chunks.values()) else {}
 

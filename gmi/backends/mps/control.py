@@ -31,10 +31,10 @@ _QUIT_S: Final = 3  # servers get this long before the daemon ends them
 _GONE: Final = timedelta(seconds=_QUIT_S + 2)  # by then all of its processes have ended
 _TERMINATED: Final = timedelta(seconds=2)
 _KILLED: Final = timedelta(seconds=5)
-_LOOK_S: Final = 0.02  # between two checks of processes
+_POLL_S: Final = 0.02  # between two checks of processes
 _LOG_LINES: Final = 10
 _PROGRAM: Final = "nvidia-cuda-mps-"  # clients have the directory in their environment too
-_OURS: Final = ("CUDA_MPS_", "CUDA_VISIBLE_DEVICES")  # that the daemon must not inherit
+_CALLER_VARIABLES: Final = ("CUDA_MPS_", "CUDA_VISIBLE_DEVICES")  # that the daemon must not inherit
 
 
 class MpsError(GmiError):
@@ -116,7 +116,7 @@ class Daemon:
             except MpsError:
                 if time.monotonic() > deadline_s or not processes_of_pipe(self.pipe):
                     raise
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def ask(self, command: str, timeout: timedelta | None = None) -> str:
         """Returns the daemon's output on a command; MpsError if it does not answer by the deadline.
@@ -213,7 +213,7 @@ class Daemon:
         return MpsError(f"MPS daemon of GPU {self.device_uuid}: {what}.{log}")
 
     def _control_environment(self) -> dict[str, str]:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(_OURS)}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(_CALLER_VARIABLES)}
         return {**inherited, **self.environment(), "PATH": _path()}  # on which it finds its server
 
 
@@ -249,7 +249,7 @@ def wait_gone(pipe: Path, timeout: timedelta) -> list[psutil.Process]:
     """Waits until none of them runs; returns those that still do after `timeout`."""
     deadline_s = time.monotonic() + timeout.total_seconds()
     while (alive := processes_of_pipe(pipe)) and time.monotonic() < deadline_s:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return alive
 
 

@@ -40,7 +40,7 @@ from .keeper import Value
 from .streams import GeneratorStream
 
 KEEPER: Final = "gmi-drl keeper"
-_LOOK_S: Final = 0.05  # between two checks whether an actor has ended
+_POLL_S: Final = 0.05  # between two checks whether an actor has ended
 _LISTEN_S: Final = 1.0  # between two checks whether a thread still has to wait
 _FETCH_S: Final = 30.0  # beyond the deadline, for a value that is there, on another host
 
@@ -189,7 +189,7 @@ class RayEngine:
             if left_s == 0.0 and timeout_s and not pending:
                 break
             if must_look or not pending:  # other slots are filled by another thread
-                left_s = _LOOK_S if left_s is None else min(left_s, _LOOK_S)
+                left_s = _POLL_S if left_s is None else min(left_s, _POLL_S)
             if pending:
                 ready, unready = ray.wait(list(pending), num_returns=1, timeout=left_s)
                 if ready and unready:
@@ -475,7 +475,7 @@ class RayEngine:
         while not (fields := self.ask_keeper("described", hex)):  # its starter describes it soon
             if time.monotonic() > deadline_s:
                 raise ValueError(f"actor {name!r} is not of this runtime. Take another name.")
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         id = fields[0]
         with self._lock:
             entry = self._entries.get(id)
@@ -528,7 +528,7 @@ class RayEngine:
             actor.end()
         deadline_s = time.monotonic() + grace.total_seconds()
         while time.monotonic() < deadline_s and not all(actor.dead for actor in alive):
-            time.sleep(_LOOK_S / 5)
+            time.sleep(_POLL_S / 5)
         if before_signals is not None and not all(actor.dead for actor in alive):
             before_signals()
         self.signal_actors(alive, 9, reason)
@@ -540,7 +540,7 @@ class RayEngine:
             self._request_kill(actor.key, True, reason)
         deadline_s = time.monotonic() + _FETCH_S
         while not all(actor.is_gone for actor in alive) and time.monotonic() < deadline_s:
-            time.sleep(_LOOK_S / 5)
+            time.sleep(_POLL_S / 5)
 
     def all_actors(self) -> list[RayActor]:
         """Lists the actors that this process has handles of."""

@@ -31,7 +31,7 @@ from .calls import ActorBuild, Call, Raised, part_of
 from .engine import RayEngine
 from .keeper import JournaledCall, Value
 
-_STOP_LOOK_S: Final = 0.1  # between two questions whether the launcher has asked for an end
+_STOP_POLL_S: Final = 0.1  # between two questions whether the launcher has asked for an end
 _ANSWERS_KEPT: Final = 1000  # of replayed calls, whose callers may not have had them
 _functions: dict[bytes, Any] = {}
 worker.hide_frames_of(__file__)
@@ -198,7 +198,7 @@ class _Process:
 
     def stop_requested(self) -> bool:
         now_s = time.monotonic()
-        if not self._stop and now_s - self._looked_s > _STOP_LOOK_S:
+        if not self._stop and now_s - self._looked_s > _STOP_POLL_S:
             self._looked_s = now_s
             self._stop = bool(self._engine.ask_keeper("stop_requested", self._actor))
         return self._stop
