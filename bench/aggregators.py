@@ -61,8 +61,8 @@ def gathered(root: Aggregator, weights: Any, evaluators: int, gathers: int) -> R
     for number in range(gathers):
         pairs, _ = root.score(weights, number, 0, evaluators * SHARE).whole()
         assert len(pairs) == evaluators * SHARE
-    took, cpu = time.perf_counter() - began, time.process_time() - cpu
-    return {"ms": 1e3 * took / gathers, "driver_cpu_ms": 1e3 * cpu / gathers}
+    elapsed_s, cpu = time.perf_counter() - began, time.process_time() - cpu
+    return {"ms": 1e3 * elapsed_s / gathers, "driver_cpu_ms": 1e3 * cpu / gathers}
 
 
 def measure(size: int, rounds: int, gathers: int) -> None:
@@ -79,13 +79,13 @@ def measure(size: int, rounds: int, gathers: int) -> None:
         "tree": functools.partial(gathered, tree, weights, size, gathers),
         "flat": functools.partial(gathered, flat, weights, size, gathers),
     }
-    found = in_turn(sides, rounds)
+    results = in_turn(sides, rounds)
     runtime.kill([*actors, *evaluators])
     cpu = {
-        side: statistics.median(one["driver_cpu_ms"] for one in runs)
-        for side, runs in found.items()
+        side: statistics.median(run["driver_cpu_ms"] for run in runs)
+        for side, runs in results.items()
     }
-    ms = {side: [one["ms"] for one in runs] for side, runs in found.items()}
+    ms = {side: [run["ms"] for run in runs] for side, runs in results.items()}
     emit_pairs(
         "aggregators", f"gather/{size}", "ms", ms["tree"], ms["flat"], smaller_is_better=True,
         digits=2, peer_name="a driver that hears of each", evaluators=size, fan_out=fan_out,

@@ -104,8 +104,8 @@ def openspiel(network: Any, seconds: float) -> Rates:
 
         def inference(self, seen: Any, mask: Any) -> tuple[float, Any]:
             planes = np.asarray(seen, np.float32).reshape(3, 6, 7)
-            mine = planes[1:] if (planes[1].sum() + planes[2].sum()) % 2 == 0 else planes[:0:-1]
-            preferences, value = network.evaluate(np.ascontiguousarray(mine)[None])
+            oriented = planes[1:] if (planes[1].sum() + planes[2].sum()) % 2 == 0 else planes[:0:-1]
+            preferences, value = network.evaluate(np.ascontiguousarray(oriented)[None])
             odds = np.exp(preferences[0]) * np.asarray(mask)
             return float(value[0]), odds / odds.sum()
 
@@ -137,12 +137,12 @@ def leaves(rounds: int, seconds: float) -> None:
             },
             rounds,
         )
-        mine, its = ([one["leaves_per_s"] for one in rates[side]] for side in rates)
+        speeds, peer_speeds = ([run["leaves_per_s"] for run in rates[side]] for side in rates)
         emit(
-            "alphazero", f"leaves {name}", value=round(statistics.median(mine)), unit="leaves/s",
-            peer=round(statistics.median(its)), peer_name="OpenSpiel's Python AlphaZero",
-            ratio=statistics.median(a / b for a, b in zip(mine, its, strict=True)),
-            repeats=rounds, spread=[round(min(mine)), round(max(mine))], games=GAMES,
+            "alphazero", f"leaves {name}", value=round(statistics.median(speeds)), unit="leaves/s",
+            peer=round(statistics.median(peer_speeds)), peer_name="OpenSpiel's Python AlphaZero",
+            ratio=statistics.median(a / b for a, b in zip(speeds, peer_speeds, strict=True)),
+            repeats=rounds, spread=[round(min(speeds)), round(max(speeds))], games=GAMES,
             simulations=SIMULATIONS,
         )  # fmt: skip
 
@@ -185,15 +185,15 @@ def training(seconds: float, rounds: int) -> None:
             "layout": {"gmi_per_gpu": 2},
         }  # fmt: skip
         looker = Looker(seconds)
-        done = gmi_drl.launch(config, view="none", callbacks=[looker])
+        result = gmi_drl.launch(config, view="none", callbacks=[looker])
         torch.set_num_threads(1)  # one game at a time is searched
-        with_fewer = against_mcts(gmi_drl.load_policy(done.folder), MATCH)
-        equal = gmi_drl.load_policy(done.folder, overrides=[AS_MANY])
+        fewer_leaves = against_mcts(gmi_drl.load_policy(result.folder), MATCH)
+        equal = gmi_drl.load_policy(result.folder, overrides=[AS_MANY])
         wins, draws, losses = against_mcts(equal, MATCH)
     emit(
         "alphazero", "connect four", value=(wins + 0.5 * draws) / MATCH,
         unit="score against MCTS with 400 rollouts", peer=None, ratio=None, repeats=1, spread=None,
-        wins=wins, draws=draws, losses=losses, with_fewer_leaves=with_fewer,
+        wins=wins, draws=draws, losses=losses, with_fewer_leaves=fewer_leaves,
         leaves=[ROLLOUTS, TRAINED["play_simulations"]], network=NETWORK, best_moves=looker.shares,
         best_moves_of_search_alone=round(best_share(search_alone), 3),
         seconds=round(looker.last["time_s"]), gmis=2, steps=looker.last["steps"],
@@ -232,21 +232,21 @@ def against_mcts(policy: Any, games: int) -> tuple[int, int, int]:
 
     from gmi_drl.roles.games import make_game
 
-    game, ours_ = pyspiel.load_game("connect_four"), make_game("ConnectFour-v0")
+    game, our_game = pyspiel.load_game("connect_four"), make_game("ConnectFour-v0")
     counts = [0, 0, 0]
     for number in range(games):
         bot = pyspiel.MCTSBot(
             game, pyspiel.RandomRolloutEvaluator(1, number), 2.0, ROLLOUTS, 1000, True, number,
             False,
         )  # fmt: skip
-        state, row, side = game.new_initial_state(), ours_.initial(1), number % 2
+        state, row, side = game.new_initial_state(), our_game.initial(1), number % 2
         while not state.is_terminal():
             if state.current_player() == side:
                 move = int(policy.act(row[0].astype(np.float32)))
             else:
                 move = bot.step(state)
             state.apply_action(move)
-            row = ours_.step(row, np.array([move]))
+            row = our_game.step(row, np.array([move]))
         counts[1 - int(state.returns()[side])] += 1
     wins, draws, losses = counts
     return wins, draws, losses

@@ -67,7 +67,7 @@ def measure(task: str, options: argparse.Namespace) -> None:
     def by_peer(processes: int) -> Rates:
         return peer(config, count, warmup, processes)
 
-    found = in_turn(
+    results = in_turn(
         {
             "decoupled": lambda: launched(config, warmup),
             "two_process": lambda: by_peer(2),
@@ -78,13 +78,13 @@ def measure(task: str, options: argparse.Namespace) -> None:
         },
         options.rounds,
     )
-    ours = found.pop("decoupled")
+    ours = results.pop("decoupled")
     lag = sum(rates["policy_lag"] for rates in ours) / len(ours)
-    for other, theirs in found.items():
-        for what, key in KEYS.items():
+    for peer_name, peer_rates in results.items():
+        for quantity, key in KEYS.items():
             emit_pairs(
-                "async_throughput", f"{task}/{what}/{other}", "1/s",
-                [rates[key] for rates in ours], [rates[key] for rates in theirs],
+                "async_throughput", f"{task}/{quantity}/{peer_name}", "1/s",
+                [rates[key] for rates in ours], [rates[key] for rates in peer_rates],
                 num_env=options.num_env, horizon=options.horizon, policy_lag=round(lag, 3),
             )  # fmt: skip
 

@@ -85,8 +85,8 @@ def by_optimizer(name: str, discrete: bool) -> dict[str, Any]:
     stats: dict[str, float] = {}
     for update in range(UPDATES):
         columns = batch(update, discrete)
-        last = {END_FIELD: columns.pop("last_observation")[None]}
-        learner.update(received(columns, last, algorithm.segment_fields))
+        final_observation = {END_FIELD: columns.pop("last_observation")[None]}
+        learner.update(received(columns, final_observation, algorithm.segment_fields))
         stats = learner.stats()
     state = learner.state_dict()
     return {
@@ -144,8 +144,8 @@ def main() -> None:
     torch.save(results, sys.argv[1])
     checksums = {
         f"{name}/{actions}": hashlib.sha256(state["parameters"].numpy().tobytes()).hexdigest()
-        for name, each in results.items()
-        for actions, state in each.items()
+        for name, by_actions in results.items()
+        for actions, state in by_actions.items()
     }
     print(json.dumps(checksums))
 

@@ -69,8 +69,8 @@ class Cells:
 
 def thinned(curve: list[tuple[int, float]], points: int = 500) -> list[tuple[int, float]]:
     """Returns every n-th point of a curve, and its last, so that there are about `points`."""
-    every = max(1, len(curve) // points)
-    return [*curve[:-1][::every], *curve[-1:]]
+    stride = max(1, len(curve) // points)
+    return [*curve[:-1][::stride], *curve[-1:]]
 
 
 def evaluations(records: list[dict[str, Any]]) -> list[float]:

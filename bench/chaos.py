@@ -114,35 +114,35 @@ class Case:
         dealt: list[tuple[float, Dealt]] = []  # until when it lasts
         for blow in blows:
             time.sleep(blow.after_s)
-            if (one := deal(blow, run)) is None:
+            if (hit := deal(blow, run)) is None:
                 self.outcome.skipped += 1
             else:
-                dealt.append((time.monotonic() + blow.lasts_s, one))
+                dealt.append((time.monotonic() + blow.lasts_s, hit))
                 self._blows.append(blow)
-        what = " and ".join(f"{one.blow.what} {one.name}" for _, one in dealt)
-        self._tell(f"{what or 'nothing to strike'} at {began}")
+        summary = " and ".join(f"{hit.blow.what} {hit.name}" for _, hit in dealt)
+        self._tell(f"{summary or 'nothing to strike'} at {began}")
         result = "?"
         try:
-            for until_s, one in sorted(dealt, key=lambda pair: pair[0]):
+            for until_s, hit in sorted(dealt, key=lambda pair: pair[0]):
                 while time.monotonic() < until_s and run.runs():
                     time.sleep(0.02)
-                if one.undo is not None:
-                    one.undo()
-            result = judge(run, [one for _, one in dealt], self._blows, since)
+                if hit.undo is not None:
+                    hit.undo()
+            result = judge(run, [hit for _, hit in dealt], self._blows, since)
         finally:
             self._tell(f"  {result}")
-            for _, one in dealt:
-                self.outcome.blows.append([one.blow.victim, one.blow.what, result])
+            for _, hit in dealt:
+                self.outcome.blows.append([hit.blow.victim, hit.blow.what, result])
 
     def _wait_for_a_moment(self) -> None:
         """Waits for some time after the launch, or until the work has come on somewhat."""
         run = self._run
-        early, late = self._random.uniform(0, 6), self._random.randrange(1, 12)
+        delay_s, iterations = self._random.uniform(0, 6), self._random.randrange(1, 12)
         if self._random.random() < 0.3 and run.mode != "resize":
-            end_s = time.monotonic() + early
+            end_s = time.monotonic() + delay_s
             run.until(lambda: not run.runs() or time.monotonic() > end_s, "a moment")
             return
-        goal = run.progress() + late
+        goal = run.progress() + iterations
         run.until(lambda: not run.runs() or run.progress() >= goal, f"progress {goal}")
         time.sleep(self._random.uniform(0, 0.05))  # so that it hits anywhere in an iteration
 
@@ -173,11 +173,11 @@ def _in_process(mode: str, seed: int, strikes: int, on_ray: bool) -> Outcome:
     words = ["--only", str(seed), "--modes", mode, "--strikes", str(strikes), "--json"]
     words += ["--ray"] if on_ray else []
     program = [sys.executable, __file__, *words]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    completed = subprocess.run(program, capture_output=True, text=True, check=False)
     try:
-        return Outcome(**json.loads(done.stdout))
+        return Outcome(**json.loads(completed.stdout))
     except ValueError:
-        return Outcome(seed, mode, failure=f"the harness has failed: {done.stderr[-2000:]}")
+        return Outcome(seed, mode, failure=f"the harness has failed: {completed.stderr[-2000:]}")
 
 
 def table_of(outcomes: Sequence[Outcome]) -> dict[str, dict[str, dict[str, int]]]:
@@ -192,23 +192,23 @@ def table_of(outcomes: Sequence[Outcome]) -> dict[str, dict[str, dict[str, int]]
 
 def _cases(options: argparse.Namespace) -> list[Outcome]:
     """Runs cases of all modes in turn until there were so many blows, besides those of before."""
-    outcomes = _of_before(options)
+    outcomes = _recorded_outcomes(options)
     cases = zip(itertools.cycle(options.modes), itertools.count(options.seed * 100_000))
-    before = {(outcome.mode, outcome.seed) for outcome in outcomes}
-    to_come = (case for case in cases if case not in before)
+    known = {(outcome.mode, outcome.seed) for outcome in outcomes}
+    remaining = (case for case in cases if case not in known)
     dealt = sum(len(outcome.blows) for outcome in outcomes)
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         running: set[concurrent.futures.Future[Outcome]] = set()
         while running or dealt < options.kills:
             while dealt < options.kills and len(running) < options.jobs:
-                mode, seed = next(to_come)
+                mode, seed = next(remaining)
                 running.add(pool.submit(_in_process, mode, seed, options.strikes, options.ray))
-            done, running = concurrent.futures.wait(running, return_when="FIRST_COMPLETED")
-            for outcome in (future.result() for future in done):
+            finished, running = concurrent.futures.wait(running, return_when="FIRST_COMPLETED")
+            for outcome in (future.result() for future in finished):
                 outcomes.append(outcome)
                 dealt += len(outcome.blows)
-                said = f"FAILED: {outcome.failure}" if outcome.failure else "as documented"
-                print(f"{dealt} blows; {outcome.seed}, {outcome.mode}: {said}", file=sys.stderr)
+                verdict = f"FAILED: {outcome.failure}" if outcome.failure else "as documented"
+                print(f"{dealt} blows; {outcome.seed}, {outcome.mode}: {verdict}", file=sys.stderr)
                 if outcome.failure:
                     print("\n".join(outcome.told), file=sys.stderr, flush=True)
                 if options.raw is not None:
@@ -217,7 +217,7 @@ def _cases(options: argparse.Namespace) -> list[Outcome]:
     return outcomes
 
 
-def _of_before(options: argparse.Namespace) -> list[Outcome]:
+def _recorded_outcomes(options: argparse.Namespace) -> list[Outcome]:
     """Returns the outcomes in the file --raw that are of these modes and of this seed."""
     if options.raw is None or not options.raw.exists():
         return []
@@ -249,9 +249,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     on_ray = "kills alone, of runs of mode hosts on a Ray cluster"
     parser.add_argument("--ray", action="store_true", help=on_ray)
     parser.add_argument("--json", action="store_true", help="with --only: print its outcome")
-    kept = "its cases of this seed are not run again, and each case is added; to run one again, "
-    kept += "remove its line"
-    parser.add_argument("--raw", type=Path, metavar="FILE", help=kept)
+    raw = "its cases of this seed are not run again, and each case is added; to run one again, "
+    raw += "remove its line"
+    parser.add_argument("--raw", type=Path, metavar="FILE", help=raw)
     parser.add_argument("--dry", action="store_true", help="keep no result")
     options = parser.parse_args(arguments)
     if options.ray and options.modes != ["hosts"]:
@@ -270,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         {"seed": outcome.seed, "mode": outcome.mode, "what": outcome.failure[:500]}
         for outcome in outcomes if outcome.failure
     ]  # fmt: skip
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "blows": len(blows), "cases": len(outcomes),
         "kills": sum(what == "kill" for _, what, _ in blows),
         "skipped": sum(outcome.skipped for outcome in outcomes), "seed": options.seed,
@@ -281,11 +281,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.modes != [*MODES]:
         name += f" in {', '.join(options.modes)}{' on Ray' if options.ray else ''}"
     if options.dry:
-        print(json.dumps(found))
+        print(json.dumps(fields))
     else:
         emit(
             "chaos", name, value=len(failures), unit="cases", peer=None, ratio=None,
-            repeats=len(outcomes), spread=None, **found,
+            repeats=len(outcomes), spread=None, **fields,
         )  # fmt: skip
     return 1 if failures else 0
 

@@ -25,29 +25,29 @@ def judge(run: Run, dealt: Sequence[Dealt], blows: Sequence[Blow], since: int) -
 
     `blows` are all of the case so far, `since` what its launcher had printed before the strike.
     """
-    if any(one.blow.ends for one in dealt):
+    if any(hit.blow.ends for hit in dealt):
         run.until(lambda: not run.runs(), "the launcher's end", works=False)
-    before = run.progress()
-    run.until(lambda: not run.runs() or run.progress() > before + 1, "going on")
+    progress = run.progress()
+    run.until(lambda: not run.runs() or run.progress() > progress + 1, "going on")
     run.until(lambda: not run.runs() or not run.is_resizing(), "the end of the resize")
     if run.runs():
         if len(dealt) == 1:
             _check_told(run, dealt[0], since)
         return "went on"
-    whom = {one.blow.what for one in dealt if one.blow.ends}
+    ending = {hit.blow.what for hit in dealt if hit.blow.ends}
     status = ended(run, blows)
     if status == 0:
         if run.mode not in ("tune", "search"):
             _check_state(run)
         return "finished"
-    if "kill" in whom and status == -signal.SIGKILL:
+    if "kill" in ending and status == -signal.SIGKILL:
         return "ended by SIGKILL"
-    if whom & {"term", "int"} and status in (130, -signal.SIGTERM, -signal.SIGINT):
+    if ending & {"term", "int"} and status in (130, -signal.SIGTERM, -signal.SIGINT):
         return f"ended with {status}"
     text = run.output()
-    if status == 1 and any(one.blow.what == "full" for one in dealt) and "No space left" in text:
+    if status == 1 and any(hit.blow.what == "full" for hit in dealt) and "No space left" in text:
         return "failed: disk full"
-    if status == 1 and any(one.name in _HOSTS for one in dealt) and run.progress() == run.began:
+    if status == 1 and any(hit.name in _HOSTS for hit in dealt) and run.progress() == run.began:
         return "failed: a host was lost before it trained"
     raise Fault(f"the launcher ended with {status}: {' '.join(text.splitlines()[-3:])}")
 
@@ -91,9 +91,9 @@ def ended(run: Run, blows: Sequence[Blow]) -> int:
     store = run.folder / "gcs.sqlite"
     if store.exists():
         with contextlib.closing(_opened(store)) as database:
-            (said,) = database.execute("PRAGMA integrity_check").fetchone()
-            if said != "ok":
-                raise Fault(f"{store.name}: {said}")
+            (verdict,) = database.execute("PRAGMA integrity_check").fetchone()
+            if verdict != "ok":
+                raise Fault(f"{store.name}: {verdict}")
     _check_layout(run)
     return status
 
@@ -101,17 +101,19 @@ def ended(run: Run, blows: Sequence[Blow]) -> int:
 def _check_layout(run: Run) -> None:
     """Config and layout are of one another, or a change to others is written down whole."""
     assert run.folder is not None
-    config, layout = run.folder / "config.yaml", run.folder / "layout.json"
+    config_path, layout_path = run.folder / "config.yaml", run.folder / "layout.json"
     if (run.folder / "change.json").exists():
-        both = json.loads((run.folder / "change.json").read_text())
-        wanted, told = load_config(both["config"]), Layout.from_json(both["layout"])
-    elif layout.exists():
-        wanted, told = load_config(config), Layout.from_json(layout.read_text())
+        change = json.loads((run.folder / "change.json").read_text())
+        config, layout = load_config(change["config"]), Layout.from_json(change["layout"])
+    elif layout_path.exists():
+        config, layout = load_config(config_path), Layout.from_json(layout_path.read_text())
     else:
         return
-    faults: list[object] = [*layout_faults_of(wanted, told)]
-    if run.mode == "resize" and len(told.gmis) != wanted.layout.gmi_per_gpu:
-        faults.append(f"layout.gmi_per_gpu={wanted.layout.gmi_per_gpu}, and {len(told.gmis)} GMIs")
+    faults: list[object] = [*layout_faults_of(config, layout)]
+    if run.mode == "resize" and len(layout.gmis) != config.layout.gmi_per_gpu:
+        faults.append(
+            f"layout.gmi_per_gpu={config.layout.gmi_per_gpu}, and {len(layout.gmis)} GMIs"
+        )
     if faults:
         raise Fault(f"a layout by halves: {faults[0]}")
 
@@ -129,8 +131,8 @@ def check_finished(run: Run, blows: Sequence[Blow]) -> None:
             _check_lineage(run, state["iteration"], blows)
         if hidden := list((run.folder / "checkpoints").glob(".*")):
             raise Fault(f"left in checkpoints: {hidden}")
-    if left := run.left_files():
-        raise Fault(f"left behind: {', '.join(map(str, left))}")
+    if leftovers := run.left_files():
+        raise Fault(f"left behind: {', '.join(map(str, leftovers))}")
 
 
 def _check_state(run: Run) -> dict[str, Any]:

@@ -31,8 +31,8 @@ class RayCluster:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
         assert self._program.stdout is not None
-        said = (line.strip() for line in self._program.stdout)
-        self.address = next(line for line in said if re.fullmatch(r"[\d.]+:\d+", line))
+        lines = (line.strip() for line in self._program.stdout)
+        self.address = next(line for line in lines if re.fullmatch(r"[\d.]+:\d+", line))
 
     def close(self) -> None:
         """Ends it."""

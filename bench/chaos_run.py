@@ -136,13 +136,13 @@ class Run:
         status = self.launcher.wait()
         self.launcher = None
         self.tell(f"  ended with {status}")
-        what = "the end of all that it had started"
-        self.until(lambda: not self._left(), what, self._linger_s, works=False)
+        awaited = "the end of all that it had started"
+        self.until(lambda: not self._remaining(), awaited, self._linger_s, works=False)
         return status
 
     def close(self) -> None:
         """Ends what is left of it."""
-        for pid in [*self._left(), *([self.launcher.pid] if self.launcher else [])]:
+        for pid in [*self._remaining(), *([self.launcher.pid] if self.launcher else [])]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if self.launcher is not None:
@@ -164,12 +164,12 @@ class Run:
 
         Where the run is not to end, and `works`, it has as long again while its work comes on.
         """
-        before, deadline_s = self.progress(), time.monotonic() + within_s
+        last_progress, deadline_s = self.progress(), time.monotonic() + within_s
         while not condition():
             if time.monotonic() > deadline_s:
-                if not works or (now := self.progress()) == before:
+                if not works or (now := self.progress()) == last_progress:
                     raise Fault(f"not within {within_s:g} s: {what}")
-                before, deadline_s = now, time.monotonic() + within_s
+                last_progress, deadline_s = now, time.monotonic() + within_s
             time.sleep(0.02)  # between two looks
 
     def output(self) -> str:
@@ -226,17 +226,17 @@ class Run:
     def processes(self) -> dict[int, str]:
         """Returns the names of its processes, by pid."""
         assert self.launcher is not None
-        others = self._left()
-        rays = {pid: one for pid, one in _tree().items() if name_of(one[1])}
+        others = self._remaining()
+        rays = {pid: process for pid, process in _tree().items() if name_of(process[1])}
         hosts = {pid: "host" for pid, (_, command) in others.items() if "host_launcher" in command}
-        found = {self.launcher.pid: "launcher", **hosts}
+        names = {self.launcher.pid: "launcher", **hosts}
         for pid, (parent, command) in others.items():
             gmi = re.search(r"gmi-drl: (gmi [\d.]+)", command)
             if parent in (self.launcher.pid, *hosts) and re.search("fork ?server", command):
-                found[pid] = "fork server"
+                names[pid] = "fork server"
             elif pid not in hosts:
-                found[pid] = gmi[1] if gmi else "process " + command[:60].strip()
-        return found | {pid: name_of(command) or "" for pid, (_, command) in rays.items()}
+                names[pid] = gmi[1] if gmi else "process " + command[:60].strip()
+        return names | {pid: name_of(command) or "" for pid, (_, command) in rays.items()}
 
     def jump(self, by_s: int) -> None:
         """Sets the clock of its processes to so much ahead of ours."""
@@ -250,14 +250,14 @@ class Run:
         sockets, files = (self._folder / "sockets").iterdir(), (self.disk / "tmp").iterdir()
         return [*sockets, *files, *hosts, *shm]
 
-    def _left(self) -> dict[int, tuple[int, str]]:
+    def _remaining(self) -> dict[int, tuple[int, str]]:
         """Returns its processes but for the launcher, and for what is of Ray itself."""
-        mine = {self.launcher.pid} if self.launcher is not None else set()
-        others = self._others | mine
+        launcher_pids = {self.launcher.pid} if self.launcher is not None else set()
+        others = self._others | launcher_pids
         return {
-            pid: one
-            for pid, one in _tree().items()
-            if pid not in others and not (self._ray is not None and is_rays(one[1]))
+            pid: process
+            for pid, process in _tree().items()
+            if pid not in others and not (self._ray is not None and is_rays(process[1]))
         }
 
 
@@ -271,13 +271,13 @@ def _tree() -> dict[int, tuple[int, str]]:
                 command = Path("/proc", entry, "cmdline").read_bytes().replace(b"\0", b" ")
                 if fields[0] != "Z":
                     everyone[int(entry)] = int(fields[1]), command.decode(errors="replace")
-    found, queue = {}, [os.getpid()]
+    descendants, queue = {}, [os.getpid()]
     while queue:
         parent = queue.pop()
-        children = {pid: one for pid, one in everyone.items() if one[0] == parent}
-        found.update(children)
+        children = {pid: process for pid, process in everyone.items() if process[0] == parent}
+        descendants.update(children)
         queue += children
-    return found
+    return descendants
 
 
 def _mounted(folder: Path, size: str) -> bool:

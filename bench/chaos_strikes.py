@@ -52,12 +52,12 @@ def drawn(draw: random.Random, mode: str, *, on_ray: bool) -> list[Blow]:
         what = draw.choices(list(BLOWS), list(BLOWS.values()))[0]
         if victim == "launcher" and what == "kill":
             what = draw.choice(("kill", "kill", "term", "int"))
-        other = draw.random()
-        if other < 0.1:
+        chance = draw.random()
+        if chance < 0.1:
             victim, what = "disk", "full"
-        elif other < 0.17:
+        elif chance < 0.17:
             victim, what = "clock", "jump"
-        elif other < 0.3 and mode == "two devices":
+        elif chance < 0.3 and mode == "two devices":
             victim, what = "device", "loss"
         lasts_s = HANG_S + draw.uniform(1, 4) if what == "stop" else draw.uniform(0.05, 2.0)
         after_s = draw.choice((0.0, draw.uniform(0, 0.5))) if index else 0.0
@@ -73,9 +73,9 @@ def deal(blow: Blow, run: Run) -> Dealt | None:
     if blow.victim == "disk":
         return Dealt(blow, "the disk", _fill(run, blow.which)) if run.has_own_disk else None
     if blow.victim == "clock":
-        by_s = _JUMPS_S[int(blow.which * len(_JUMPS_S))]
-        run.jump(by_s)
-        return Dealt(blow, f"the clock by {by_s} s")
+        jump_s = _JUMPS_S[int(blow.which * len(_JUMPS_S))]
+        run.jump(jump_s)
+        return Dealt(blow, f"the clock by {jump_s} s")
     if blow.victim == "device":
         return _take_a_core(blow, run)
     return _signal(blow, run)

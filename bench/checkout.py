@@ -17,12 +17,12 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 
 def git(*arguments: str) -> str:
     """The output of a git command in this checkout; SystemExit with what it said if it fails."""
-    done = subprocess.run(
+    completed = subprocess.run(
         ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        raise SystemExit(f"git {' '.join(arguments)}: {done.stderr.strip()}")
-    return done.stdout.strip()
+    if completed.returncode:
+        raise SystemExit(f"git {' '.join(arguments)}: {completed.stderr.strip()}")
+    return completed.stdout.strip()
 
 
 @contextmanager

@@ -35,13 +35,13 @@ def bits(cells):
 
 def _winning(own, mask):
     """The empty places that would make four of `own`."""
-    found = own << 1 & own << 2 & own << 3
+    winning = own << 1 & own << 2 & own << 3
     for step in (HEIGHT, HEIGHT - 1, HEIGHT + 1):
         pair = own << step & own << 2 * step
-        found |= pair & own << 3 * step | pair & own >> step
+        winning |= pair & own << 3 * step | pair & own >> step
         pair = own >> step & own >> 2 * step
-        found |= pair & own << step | pair & own >> 3 * step
-    return found & BOARD & ~mask
+        winning |= pair & own << step | pair & own >> 3 * step
+    return winning & BOARD & ~mask
 
 
 @lru_cache(maxsize=4_000_000)
@@ -73,16 +73,16 @@ def solve(own, mask):
 def values(cells):
     """The value of each of the 7 moves to who makes it; None where the column is full."""
     own, mask = bits(cells)
-    found = []
+    results = []
     for column in range(COLUMNS):
         move = (mask + (1 << column * HEIGHT)) & COLUMN[column]
         if not move:
-            found.append(None)
+            results.append(None)
         elif _winning(own, mask) & move:
-            found.append(1)
+            results.append(1)
         else:
-            found.append(-solve(own ^ mask, mask | move))
-    return found
+            results.append(-solve(own ^ mask, mask | move))
+    return results
 
 
 def sensible(cells):
@@ -102,9 +102,9 @@ def positions(count, seed=0, stones=range(20, 29)):
     Players win and block at once, and move at random otherwise. The moves of a board are not all
     worth the same.
     """
-    rng, found = np.random.default_rng(seed), set()
+    rng, yielded = np.random.default_rng(seed), set()
     game = make_game("ConnectFour-v0")
-    while len(found) < count:
+    while len(yielded) < count:
         states = game.initial(1)
         for _ in range(rng.choice(stones)):
             move = rng.choice(sensible(states[0].tolist()))
@@ -112,19 +112,19 @@ def positions(count, seed=0, stones=range(20, 29)):
             if game.terminal(states)[0][0]:
                 break
         else:
-            its = values(states[0].tolist())
+            move_values = values(states[0].tolist())
             cells = tuple(states[0].tolist())
-            if len({value for value in its if value is not None}) > 1 and cells not in found:
-                found.add(cells)
-                yield cells, its
+            if len({v for v in move_values if v is not None}) > 1 and cells not in yielded:
+                yielded.add(cells)
+                yield cells, move_values
         if solve.cache_info().currsize > 3_000_000:
             solve.cache_clear()
 
 
 def main():
     """Writes 200 boards, and which of their moves are best, to standard output."""
-    for cells, its in positions(200):
-        print(json.dumps({"cells": cells, "values": its}), flush=True)
+    for cells, move_values in positions(200):
+        print(json.dumps({"cells": cells, "values": move_values}), flush=True)
 
 
 if __name__ == "__main__":

@@ -116,12 +116,12 @@ def stepper(step: Callable[[Any], Any], convert: Callable[[Any], Any], num_env: 
     """Times `step` over actions [T, N, ...] (the first `num_env` columns of them)."""
 
     def run(actions: np.ndarray) -> Sample:
-        mine = [convert(a[:num_env]) for a in actions[: max(1, len(actions) // 4)]]
+        converted = [convert(a[:num_env]) for a in actions[: max(1, len(actions) // 4)]]
         watch = Stopwatch()
         with watch:
-            for action in mine:
+            for action in converted:
                 step(action)
-        return watch.sample(num_env * len(mine))
+        return watch.sample(num_env * len(converted))
 
     return run
 
@@ -180,9 +180,9 @@ def report(task: str, samples: dict[str, list[Sample]], **about: Any) -> None:
             continue
         # The adapter is ours too; its peer is the vector beneath it.
         pair = (name, "gymnasium_sync") if name == "adapter_sync" else ("ours", name)
-        ours, theirs = (samples[key] for key in pair)
-        speeds, peers = ([s.steps_per_s for s in group] for group in (ours, theirs))
-        cpu = [statistics.median(1000 * s.cpu_s / s.steps for s in g) for g in (ours, theirs)]
+        ours, peer_samples = (samples[key] for key in pair)
+        speeds, peers = ([s.steps_per_s for s in group] for group in (ours, peer_samples))
+        cpu = [statistics.median(1000 * s.cpu_s / s.steps for s in g) for g in (ours, peer_samples)]
         in_workers = name == "gymnasium_async"  # their CPU time is not this process's
         row = emit_pairs(
             "envs",

@@ -109,8 +109,8 @@ def pooled(environment: str, hidden: list[int], cores: int, seconds: float) -> R
         while not began or time.perf_counter() - began < seconds:
             mean, deviation = seen.moments()
             seeds = range(number * directions, (number + 1) * directions)
-            asked = [(theta, mean, deviation, seed, sign) for seed in seeds for sign in (1, -1)]
-            answers = pool.starmap(_evaluate, asked, chunksize=1)
+            arguments = [(theta, mean, deviation, seed, sign) for seed in seeds for sign in (1, -1)]
+            answers = pool.starmap(_evaluate, arguments, chunksize=1)
             returns = np.array([answer[0] for answer in answers]).reshape(-1, 2)
             differences = (returns[:, 0] - returns[:, 1]) / (returns.std() + 1e-8)
             for seed, difference in zip(seeds, differences, strict=True):
@@ -145,10 +145,10 @@ def by_evosax(
         f"--noise={NOISE}", f"--learning-rate={STEP}", f"--seconds={seconds}",
         "--hidden", *map(str, hidden),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode:
-        raise SystemExit(f"evosax_es.py failed:\n{done.stderr[-2000:]}")
-    return {"evaluations_per_s": json.loads(done.stdout.splitlines()[-1])["evaluations_per_s"]}
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if completed.returncode:
+        raise SystemExit(f"evosax_es.py failed:\n{completed.stderr[-2000:]}")
+    return {"evaluations_per_s": json.loads(completed.stdout.splitlines()[-1])["evaluations_per_s"]}
 
 
 def main() -> None:
@@ -173,22 +173,22 @@ def main() -> None:
                 by_evosax, options.python, environment, hidden, cores, seconds
             )
         rates = in_turn(sides, options.rounds)
-        each = {side: [its["evaluations_per_s"] for its in all_] for side, all_ in rates.items()}
-        middle = {side: round(statistics.median(its), 2) for side, its in each.items()}
+        speeds = {side: [run["evaluations_per_s"] for run in runs] for side, runs in rates.items()}
+        middle = {side: round(statistics.median(values), 2) for side, values in speeds.items()}
         ratio = {
-            side: statistics.median(a / b for a, b in zip(each["ours"], its, strict=True))
-            for side, its in each.items()
+            side: statistics.median(a / b for a, b in zip(speeds["ours"], values, strict=True))
+            for side, values in speeds.items()
         }
-        more = {}
+        fields = {}
         if options.python:
-            more = {"evosax": middle["evosax"], "ratio_to_evosax": round(ratio["evosax"], 3)}
+            fields = {"evosax": middle["evosax"], "ratio_to_evosax": round(ratio["evosax"], 3)}
         emit(
             "evolution", row, value=middle["ours"],
             unit="evaluations/s", peer=middle["pool"], ratio=ratio["pool"],
             repeats=options.rounds,
-            spread=[round(min(each["ours"]), 2), round(max(each["ours"]), 2)],
+            spread=[round(min(speeds["ours"]), 2), round(max(speeds["ours"]), 2)],
             peer_name="multiprocessing.Pool", gmis=cores,
-            bare=middle["bare"], share_of_bare=round(ratio["bare"], 3), **more,
+            bare=middle["bare"], share_of_bare=round(ratio["bare"], 3), **fields,
         )  # fmt: skip
 
 

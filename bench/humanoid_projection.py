@@ -65,21 +65,21 @@ ASSUMED: Final = (
 
 def evaluator() -> rl.Evaluator:
     """Returns one as a core would have it."""
-    made = rl.Evaluator(
+    instance = rl.Evaluator(
         "Humanoid-v5", rl.ES, num_env=2, settings=SETTINGS,
         options={"terminate_when_unhealthy": False},
     )  # fmt: skip
-    made.begin(0, 1)
-    return made
+    instance.begin(0, 1)
+    return instance
 
 
-def measured_step(one: rl.Evaluator, weights: Any, directions: int) -> Rates:
+def measured_step(es_evaluator: rl.Evaluator, weights: Any, directions: int) -> Rates:
     """Plays directions; returns the seconds of CPU of a step."""
     began = time.process_time()
-    tried = one.score(weights, 0, 0, directions)
-    took = time.process_time() - began
+    tried = es_evaluator.score(weights, 0, 0, directions)
+    cpu_s = time.process_time() - began
     steps = sum(float(pair[:, 1].sum()) for pair in tried.pairs.values())
-    return {"step_us": 1e6 * took / steps}
+    return {"step_us": 1e6 * cpu_s / steps}
 
 
 def measured_update(step: EvolutionStep, directions: int, width: int) -> Rates:
@@ -100,24 +100,24 @@ def main() -> None:
     parser.add_argument("--directions", type=int, default=8, help="that are played in a round")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    one = evaluator()
-    graph = rl.Population(rl.ES, [one]).graph
+    es_evaluator = evaluator()
+    graph = rl.Population(rl.ES, [es_evaluator]).graph
     learner = Learner(graph.algorithm, torch.Generator())
     learner.connect(solo_group())
     step = EvolutionStep(graph.algorithm, learner, 0)
     normalizer = graph.algorithm.normalizers.observations
     assert normalizer is not None
-    weights, width, some = graph.acting(), 2 + 2 * normalizer.width, 40 * options.directions
-    found = in_turn(
+    weights, width, directions = graph.acting(), 2 + 2 * normalizer.width, 40 * options.directions
+    results = in_turn(
         {
-            "step": lambda: measured_step(one, weights, options.directions),
-            "update": lambda: measured_update(step, some, width),
+            "step": lambda: measured_step(es_evaluator, weights, options.directions),
+            "update": lambda: measured_update(step, directions, width),
         },
         options.rounds,
     )
-    one.close()
-    step_s = statistics.median(run["step_us"] for run in found["step"]) / 1e6
-    direction_s = statistics.median(run["direction_us"] for run in found["update"]) / 1e6
+    es_evaluator.close()
+    step_s = statistics.median(run["step_us"] for run in results["step"]) / 1e6
+    direction_s = statistics.median(run["direction_us"] for run in results["update"]) / 1e6
     bare_s = rows_of(RESULTS / "envs.json")["humanoid/physics"]["cpu_s_per_1000_steps"] / 1e3
     parameters = int(graph.parameters.data.numel())
     project("Humanoid on 8,192 cores", step_s, direction_s, parameters, options.rounds)

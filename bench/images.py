@@ -61,23 +61,23 @@ print(sum(memory.values()))
 
 def config_of(*words: str) -> dict[str, Any]:
     """Returns the example, in one GMI on both cores, with changes."""
-    its = [
+    overrides = [
         "run.eval_episodes=0", "run.checkpoint_every=0", "run.log_every=1", "layout.gmi_per_gpu=1",
         "hardware.backend=cpu", "hardware.num_gpus=1", "hardware.cores=[0, 1]", *words,
     ]  # fmt: skip
     path = ROOT / "examples" / "ppo_pong.yaml"
-    return load_config(path, its).model_dump(mode="json", exclude_unset=True)
+    return load_config(path, overrides).model_dump(mode="json", exclude_unset=True)
 
 
 def asked(tree: Path, program: list[str], folder: str | None = None) -> str:
     """Returns what a Python program says that runs with the gmi_drl of `tree`."""
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, *program], cwd=folder, env=environment(tree), capture_output=True,
         text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"in {tree}:\n{done.stdout}{done.stderr[-3000:]}")
-    return done.stdout
+    if completed.returncode:
+        raise SystemExit(f"in {tree}:\n{completed.stdout}{completed.stderr[-3000:]}")
+    return completed.stdout
 
 
 def job(tree: Path, config: dict[str, Any], warmup: int = 1) -> Callable[[], Rates]:
@@ -85,8 +85,8 @@ def job(tree: Path, config: dict[str, Any], warmup: int = 1) -> Callable[[], Rat
 
     def run() -> Rates:
         with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
-            whole = {**config, "run": {**config["run"], "folder": "runs", "name": "bench"}}
-            Path(folder, "config.yaml").write_text(json.dumps(whole))
+            run_config = {**config, "run": {**config["run"], "folder": "runs", "name": "bench"}}
+            Path(folder, "config.yaml").write_text(json.dumps(run_config))
             asked(tree, ["-m", "gmi_drl", "launch", "config.yaml", "--quiet"], folder)
             (path,) = Path(folder).glob("runs/bench/*/metrics.jsonl")
             lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -99,8 +99,10 @@ def job(tree: Path, config: dict[str, Any], warmup: int = 1) -> Callable[[], Rat
 
 def batch_rows(before: Path) -> None:
     config = json.dumps(config_of())
-    ours, theirs = (int(asked(tree, ["-c", BATCH, config])) for tree in (ROOT, before))
-    emit_pairs("images", "batch/before", "bytes", [ours], [theirs], smaller_is_better=True)
+    our_bytes, their_bytes = (int(asked(tree, ["-c", BATCH, config])) for tree in (ROOT, before))
+    emit_pairs(
+        "images", "batch/before", "bytes", [our_bytes], [their_bytes], smaller_is_better=True
+    )
     try:
         from stable_baselines3.common.buffers import RolloutBuffer
     except ImportError:
@@ -110,14 +112,14 @@ def batch_rows(before: Path) -> None:
 
     image = spaces.Box(0, 255, (4, 84, 84), np.uint8)
     buffer = RolloutBuffer(128, image, spaces.Discrete(6), n_envs=64)
-    peers = sum(its.nbytes for its in vars(buffer).values() if isinstance(its, np.ndarray))
-    emit_pairs("images", "batch/sb3", "bytes", [ours], [peers], smaller_is_better=True)
+    peers = sum(array.nbytes for array in vars(buffer).values() if isinstance(array, np.ndarray))
+    emit_pairs("images", "batch/sb3", "bytes", [our_bytes], [peers], smaller_is_better=True)
 
 
 def pair(name: str, before: Path, key: str, rounds: int, config: dict[str, Any]) -> None:
     """Measures a job at both commits in turn, and emits one of its figures."""
-    found = in_turn({"now": job(ROOT, config), "before": job(before, config)}, rounds)
-    ours, theirs = ([one[key] for one in found[way]] for way in ("now", "before"))
+    results = in_turn({"now": job(ROOT, config), "before": job(before, config)}, rounds)
+    ours, theirs = ([run[key] for run in results[way]] for way in ("now", "before"))
     unit = "MiB" if key == "mem_mib" else "steps/s"
     emit_pairs("images", name, unit, ours, theirs, smaller_is_better=key == "mem_mib")
 
@@ -129,21 +131,21 @@ def lz4_rows(rounds: int) -> None:
     env = make_env(
         env_config["id"], 4, options=env_config["options"], wrappers=env_config["wrappers"]
     )
-    draw, seen = torch.Generator().manual_seed(0), [env.reset().clone()]
+    draw, frames = torch.Generator().manual_seed(0), [env.reset().clone()]
     for _ in range(256):
-        seen.append(env.step(torch.randint(6, (4,), generator=draw)).observation.clone())
+        frames.append(env.step(torch.randint(6, (4,), generator=draw)).observation.clone())
     env.close()
-    stacks = torch.stack(seen[-128:]).numpy()
+    stacks = torch.stack(frames[-128:]).numpy()
     for name, raw in (("frames", stacks[..., 3::4].tobytes()), ("stacks", stacks.tobytes())):
         began = time.perf_counter()
         packed = lz4.compress(raw, store_size=False)
         between = time.perf_counter()
         lz4.decompress(packed, uncompressed_size=len(raw))
         spent_s = time.perf_counter() - began
-        smaller = len(raw) / len(packed)
+        factor = len(raw) / len(packed)
         emit(
-            "images", f"lz4/{name}", value=round(smaller, 1), unit="times smaller", peer=1,
-            ratio=smaller, repeats=1, spread=None,
+            "images", f"lz4/{name}", value=round(factor, 1), unit="times smaller", peer=1,
+            ratio=factor, repeats=1, spread=None,
             compress_bytes_per_s=round(len(raw) / (between - began)),
             pays_below=round((len(raw) - len(packed)) / spent_s),
         )  # fmt: skip
@@ -154,8 +156,8 @@ def lz4_rows(rounds: int) -> None:
     ]  # fmt: skip
     ways = {name: job(ROOT, config_of(*words, f"experience.lz4={lz4}"), 5) for name, lz4 in
             (("lz4", "[observation]"), ("plain", "[]"))}  # fmt: skip
-    found = in_turn(ways, rounds)
-    ours, theirs = ([one["steps_per_s"] for one in found[way]] for way in ("lz4", "plain"))
+    results = in_turn(ways, rounds)
+    ours, theirs = ([run["steps_per_s"] for run in results[way]] for way in ("lz4", "plain"))
     emit_pairs("images", "lz4/job", "steps/s", ours, theirs)
 
 

@@ -56,7 +56,7 @@ def launched(case: str, iterations: int, lineage: int, folder: Path) -> tuple[fl
     """Returns the milliseconds of a median iteration of a launch, and the run's folder."""
     example, overrides = CASES[case]
     config = load_config(EXAMPLES / example, overrides)
-    first = gmi_drl.launch(
+    run_folder = gmi_drl.launch(
         EXAMPLES / example,
         overrides=[
             *overrides, f"run.folder={folder}", f"run.lineage={lineage}", "run.eval_episodes=0",
@@ -65,10 +65,10 @@ def launched(case: str, iterations: int, lineage: int, folder: Path) -> tuple[fl
         ],
         view="none",
     ).folder  # fmt: skip
-    lines = (first / "metrics.jsonl").read_text().splitlines()
-    at_s = [json.loads(line)["time_s"] for line in lines]
-    took_s = [b - a for a, b in itertools.pairwise(at_s)][min(WARM_UP, len(at_s) // 2) :]
-    return 1e3 * statistics.median(took_s), first
+    lines = (run_folder / "metrics.jsonl").read_text().splitlines()
+    times_s = [json.loads(line)["time_s"] for line in lines]
+    durations_s = [b - a for a, b in itertools.pairwise(times_s)][min(WARM_UP, len(times_s) // 2) :]
+    return 1e3 * statistics.median(durations_s), run_folder
 
 
 def steps_of(config: Config) -> int:
@@ -86,7 +86,7 @@ def cpu_us(config: Config, layout: Layout, experience: Experience, rounds: int) 
     trainers = len(experience.uses)
     slots = max(sum(use.parts for use in uses) for uses in experience.uses)
     codec = ExperienceCodec(slots, is_recorded=True)
-    each = [use._replace(parts=1) for use in experience.uses[0] for _ in range(use.parts)]
+    single_uses = [use._replace(parts=1) for use in experience.uses[0] for _ in range(use.parts)]
     record = {"kind": "iteration", "iteration": 1}
     with tempfile.TemporaryDirectory() as name:
         runtime.init()
@@ -100,16 +100,16 @@ def cpu_us(config: Config, layout: Layout, experience: Experience, rounds: int) 
             log.flush()
             begun_s = time.process_time()
             for version in range(1, rounds + 1):
-                told = codec.unpack([codec.pack(each, experience.lag)] * trainers)
-                assert told is not None
-                uses = [(t, *use) for t, mine in enumerate(told.uses) for use in mine]
+                unpacked = codec.unpack([codec.pack(single_uses, experience.lag)] * trainers)
+                assert unpacked is not None
+                uses = [(t, *use) for t, group in enumerate(unpacked.uses) for use in group]
                 lineage = {
                     "generation": 0, "version": version, "updates": version, "steps": version,
-                    "lag": told.lag, "experience": json.dumps(uses, separators=(",", ":")),
+                    "lag": unpacked.lag, "experience": json.dumps(uses, separators=(",", ":")),
                     "replay": "", "made_s": time.time(),
                 }  # fmt: skip
-                whole = pickle.loads(pickle.dumps(record | {"lineage": lineage}))
-                log.show(whole)
+                received = pickle.loads(pickle.dumps(record | {"lineage": lineage}))
+                log.show(received)
                 if version % 10 == 0:  # as many come between two looks of a launcher
                     log.flush()
             log.flush()
@@ -155,30 +155,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for number in range(pairs):
                 order = list(took_ms) if number % 2 == 0 else list(reversed(took_ms))
                 for lineage in order:
-                    took, folder = launched(case, iterations, lineage, Path(name))
-                    took_ms[lineage].append(took)
+                    iteration_ms, folder = launched(case, iterations, lineage, Path(name))
+                    took_ms[lineage].append(iteration_ms)
                     recorded = folder if lineage else recorded
             experience, row_bytes = used_in(recorded)
             config = load_config(recorded / "config.yaml")
             layout = Layout.from_json((recorded / "layout.json").read_text())
         spent_us = cpu_us(config, layout, experience, 200 if options.dry else 5000)
-        with_it, without = took_ms[100_000], took_ms[0]
-        share = 100 * spent_us / 1e3 / statistics.median(with_it)
-        both = f"{statistics.median(with_it):.2f} ms with, {statistics.median(without):.2f} without"
-        print(f"{case}: {both}; {spent_us:.0f} us of CPU, {share:.3f} %", file=sys.stderr)
-        more: dict[str, Any] = {"cpu_us": round(spent_us, 1), "row_bytes": row_bytes}
+        on_ms, off_ms = took_ms[100_000], took_ms[0]
+        share = 100 * spent_us / 1e3 / statistics.median(on_ms)
+        summary = f"{statistics.median(on_ms):.2f} ms with, {statistics.median(off_ms):.2f} without"
+        print(f"{case}: {summary}; {spent_us:.0f} us of CPU, {share:.3f} %", file=sys.stderr)
+        fields: dict[str, Any] = {"cpu_us": round(spent_us, 1), "row_bytes": row_bytes}
         if options.dry:
-            print(json.dumps({"case": case, "share_percent": share, **more}), flush=True)
+            print(json.dumps({"case": case, "share_percent": share, **fields}), flush=True)
             continue
         emit_pairs(
-            "lineage", f"iteration/{case}", "ms", with_it, without, smaller_is_better=True,
+            "lineage", f"iteration/{case}", "ms", on_ms, off_ms, smaller_is_better=True,
             digits=3, iterations=iterations,
         )  # fmt: skip
-        shares = [100 * spent_us / 1e3 / took for took in with_it]
+        shares = [100 * spent_us / 1e3 / iteration_ms for iteration_ms in on_ms]
         emit(
             "lineage", f"share/{case}", value=round(share, 4), unit="%", peer=CLAIM,
             ratio=CLAIM / share, repeats=pairs,
-            spread=[round(min(shares), 4), round(max(shares), 4)], **more,
+            spread=[round(min(shares), 4), round(max(shares), 4)], **fields,
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from gmi_drl.launcher.start.preload import PRELOAD
 
 BENCH = Path(__file__).resolve().parent
 Rates = dict[str, float]
-_others: Any = None  # in a process of `at_once`: the barrier
+_barrier: Any = None  # in a process of `at_once`: the barrier
 
 
 def lines_of(config: Mapping[str, Any], warmup: int = 1) -> list[dict[str, Any]]:
@@ -29,8 +29,8 @@ def lines_of(config: Mapping[str, Any], warmup: int = 1) -> list[dict[str, Any]]
     if not runtime.is_initialized():
         runtime.init(PRELOAD)
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
-        whole = {**config, "run": {**config["run"], "folder": folder, "name": "bench"}}
-        result = gmi_drl.launch(whole, view="none")
+        run_config = {**config, "run": {**config["run"], "folder": folder, "name": "bench"}}
+        result = gmi_drl.launch(run_config, view="none")
         text = (result.folder / "metrics.jsonl").read_text(encoding="utf-8")
     lines = [json.loads(line) for line in text.splitlines()]
     if len(lines) < warmup + 2:
@@ -58,23 +58,23 @@ def peer(config: Mapping[str, Any], iterations: int, warmup: int, processes: int
         sys.executable, str(BENCH / "peers" / "two_process.py"), "--config", json.dumps(config),
         "--iterations", str(iterations), "--warmup", str(warmup), "--processes", str(processes),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode:
-        raise SystemExit(f"two_process.py failed:\n{done.stderr[-2000:]}")
-    rates: Rates = json.loads(done.stdout.splitlines()[-1])
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if completed.returncode:
+        raise SystemExit(f"two_process.py failed:\n{completed.stderr[-2000:]}")
+    rates: Rates = json.loads(completed.stdout.splitlines()[-1])
     return rates
 
 
 def in_turn(entries: Mapping[str, Callable[[], Rates]], rounds: int) -> dict[str, list[Rates]]:
     """Every entry once a round, so that a machine that slows down slows all of them."""
-    found: dict[str, list[Rates]] = {name: [] for name in entries}
+    results: dict[str, list[Rates]] = {name: [] for name in entries}
     for number in range(rounds):
         for name, run in entries.items():
             rates = run()
-            found[name].append(rates)
-            shown = "  ".join(f"{key} {value:,.1f}" for key, value in rates.items())
-            print(f"round {number + 1} of {rounds}  {name}: {shown}", file=sys.stderr, flush=True)
-    return found
+            results[name].append(rates)
+            text = "  ".join(f"{key} {value:,.1f}" for key, value in rates.items())
+            print(f"round {number + 1} of {rounds}  {name}: {text}", file=sys.stderr, flush=True)
+    return results
 
 
 def at_once(rate: Callable[..., float], count: int, *args: Any) -> float:
@@ -89,9 +89,9 @@ def at_once(rate: Callable[..., float], count: int, *args: Any) -> float:
 
 def meet_others() -> None:
     """Waits, in a process of `at_once`, for the others."""
-    _others.wait(120)
+    _barrier.wait(120)
 
 
 def _begin(barrier: Any) -> None:
-    global _others
-    _others = barrier
+    global _barrier
+    _barrier = barrier

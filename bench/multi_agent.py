@@ -71,15 +71,15 @@ def mean_return(scripted: bool, seed: int = 10_000) -> tuple[float, float]:
     returns = []
     for episode in range(EPISODES):
         observations, _ = env.reset(seed=seed + episode)
-        paid = 0.0
+        episode_return = 0.0
         while env.agents:
             if scripted:
                 actions = steered(observations)
             else:
                 actions = {agent: int(random.integers(5)) for agent in env.agents}
             observations, rewards, _, _, _ = env.step(actions)
-            paid += statistics.mean(rewards.values())
-        returns.append(paid)
+            episode_return += statistics.mean(rewards.values())
+        returns.append(episode_return)
     env.close()
     return float(np.mean(returns)), float(np.std(returns) / np.sqrt(EPISODES))
 
@@ -102,20 +102,20 @@ def steered(observations: dict[str, Vector]) -> dict[str, int]:
     actions = {}
     for agent, name in enumerate(names):
         # Where it would be if it did nothing: a quarter of its velocity is lost in a step of 0.1 s.
-        left = landmarks[agent][best[agent]] - COASTING * velocity[agent]
-        axis = int(abs(left[1]) > abs(left[0]))
-        near = abs(left[axis]) < NEAR
-        actions[name] = 0 if near else 1 + 2 * axis + int(left[axis] > 0)
+        offset = landmarks[agent][best[agent]] - COASTING * velocity[agent]
+        axis = int(abs(offset[1]) > abs(offset[0]))
+        near = abs(offset[axis]) < NEAR
+        actions[name] = 0 if near else 1 + 2 * axis + int(offset[axis] > 0)
     return actions
 
 
 def trained(algorithm: str, seed: int, steps: int | None, folder: str) -> tuple[float, float]:
     """The return of what a run of the example has trained, and the seconds that it took."""
-    words = [f"run.seed={seed}", f"run.folder={folder}", f"algorithm.name={algorithm}"]
-    words += [f"run.eval_episodes={EPISODES}", "run.checkpoint_every=0"]
-    words += [] if steps is None else [f"run.total_steps={steps}"]
+    overrides = [f"run.seed={seed}", f"run.folder={folder}", f"algorithm.name={algorithm}"]
+    overrides += [f"run.eval_episodes={EPISODES}", "run.checkpoint_every=0"]
+    overrides += [] if steps is None else [f"run.total_steps={steps}"]
     began = time.perf_counter()
-    result = gmi_drl.launch(EXAMPLE, overrides=words, view="none")
+    result = gmi_drl.launch(EXAMPLE, overrides=overrides, view="none")
     assert result.eval_return is not None
     return result.eval_return, time.perf_counter() - began
 
@@ -126,17 +126,19 @@ def learning(algorithm: str, seeds: int, steps: int | None, runs: list[Path]) ->
     highest, high_error = mean_return(scripted=True)
     returns, seconds = [], []
     for run in runs:
-        told = gmi_drl.evaluate(run, episodes=EPISODES)
-        returns.append(round(told.mean, 2))
-        steps = told.steps
+        evaluation = gmi_drl.evaluate(run, episodes=EPISODES)
+        returns.append(round(evaluation.mean, 2))
+        steps = evaluation.steps
     seeds = 0 if runs else seeds
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
         for seed in range(1, seeds + 1):
-            paid, took = trained(algorithm, seed, steps, folder)
-            returns.append(round(paid, 2))
-            seconds.append(round(took, 1))
-            print(f"{algorithm} seed {seed}: {paid:.2f} in {took:.0f} s", file=sys.stderr)
-    shares = [(paid - lowest) / (highest - lowest) for paid in returns]
+            eval_return, duration_s = trained(algorithm, seed, steps, folder)
+            returns.append(round(eval_return, 2))
+            seconds.append(round(duration_s, 1))
+            print(
+                f"{algorithm} seed {seed}: {eval_return:.2f} in {duration_s:.0f} s", file=sys.stderr
+            )
+    shares = [(eval_return - lowest) / (highest - lowest) for eval_return in returns]
     emit(
         "multi_agent", algorithm, value=round(statistics.median(shares), 3),
         unit="share of the way from random to scripted", peer=None, ratio=None,
@@ -152,14 +154,14 @@ def learning(algorithm: str, seeds: int, steps: int | None, runs: list[Path]) ->
 def ours(seconds: float) -> Rates:
     """Environment steps a second of a run of the example, in as many GMIs as cores."""
     cores = len(os.sched_getaffinity(0))
-    whole = config()
-    each = whole["env"]["num_env"] * whole["algorithm"]["horizon"] * cores
-    whole["run"] = {
-        "total_steps": each * max(3, round(seconds * 1_000 * cores / each)), "eval_episodes": 0,
-        "checkpoint_every": 0,
+    job = config()
+    samples = job["env"]["num_env"] * job["algorithm"]["horizon"] * cores
+    job["run"] = {
+        "total_steps": samples * max(3, round(seconds * 1_000 * cores / samples)),
+        "eval_episodes": 0, "checkpoint_every": 0,
     }  # fmt: skip
-    whole["layout"] = {"gmi_per_gpu": cores}
-    lines = lines_of(whole)
+    job["layout"] = {"gmi_per_gpu": cores}
+    lines = lines_of(job)
     steps = lines[-1]["steps"] - lines[0]["steps"]
     return {"steps_per_s": steps / (lines[-1]["time_s"] - lines[0]["time_s"])}
 
@@ -169,10 +171,10 @@ def rllib(seconds: float) -> Rates:
     script = Path(__file__).resolve().parent / "peers" / "rllib_multi_agent.py"
     command = [sys.executable, str(script), "--config", json.dumps(config())]
     command += ["--seconds", str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode:
-        raise SystemExit(f"{script.name} failed:\n{done.stderr[-2000:]}")
-    rates: Rates = json.loads(done.stdout.splitlines()[-1])
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if completed.returncode:
+        raise SystemExit(f"{script.name} failed:\n{completed.stderr[-2000:]}")
+    rates: Rates = json.loads(completed.stdout.splitlines()[-1])
     return rates
 
 
@@ -205,11 +207,11 @@ def speed(rounds: int, seconds: float) -> None:
         "bare": lambda: bare(seconds),
     }  # fmt: skip
     rates = in_turn(sides, rounds)
-    each = {side: [its["steps_per_s"] for its in all_] for side, all_ in rates.items()}
+    speeds = {side: [run["steps_per_s"] for run in runs] for side, runs in rates.items()}
     emit_pairs(
-        "multi_agent", "speed", "environment steps/s", each["ours"], each["rllib"],
+        "multi_agent", "speed", "environment steps/s", speeds["ours"], speeds["rllib"],
         peer_name="RLlib PPO", gmis=len(os.sched_getaffinity(0)),
-        bare=round(statistics.median(each["bare"]), 1),
+        bare=round(statistics.median(speeds["bare"]), 1),
     )  # fmt: skip
 
 

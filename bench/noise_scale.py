@@ -87,9 +87,9 @@ class Timed(NoiseMeter):
 
     def _timed(self, call: Callable[..., Any], *arguments: Any) -> Any:
         begun_ns = perf_counter_ns()
-        given = call(*arguments)
+        result = call(*arguments)
         self.spent_ns += perf_counter_ns() - begun_ns
-        return given
+        return result
 
 
 class AsOfTwo:
@@ -131,8 +131,8 @@ class Update:
         self._train: Callable[[Batch], None] = self.learner.update
         if replays:
             assert isinstance(settings, ReplayConfig)
-            its = settings.model_copy(update={"replay_start": 0})
-            replay = ReplayBuffer.of(its, self._batch, cls.replayed, draw)
+            replay_settings = settings.model_copy(update={"replay_start": 0})
+            replay = ReplayBuffer.of(replay_settings, self._batch, cls.replayed, draw)
             self._train = OnReplay(self.learner, replay).update
 
     def __call__(self) -> float:
@@ -150,20 +150,20 @@ def measure(case: str, rounds: int, each: int) -> tuple[list[float], list[float]
     contenders = [Update(case, meter) for meter in (NoiseMeter, Off, Timed)]
     for contender in contenders:
         contender()
-    found: list[list[float]] = [[], [], []]
+    results: list[list[float]] = [[], [], []]
     timed = contenders[2].meter
     assert isinstance(timed, Timed)
     for number in range(rounds):
         for place in range(3):
-            which = (place + number) % 3
+            index = (place + number) % 3
             timed.spent_ns = 0
-            took_ms = [contenders[which]() for _ in range(each)]
-            if which == 2:
-                found[2].append(100 * timed.spent_ns / 1e6 / sum(took_ms))
+            took_ms = [contenders[index]() for _ in range(each)]
+            if index == 2:
+                results[2].append(100 * timed.spent_ns / 1e6 / sum(took_ms))
             else:
-                found[which].append(statistics.median(took_ms))
-    with_it, without, share = found
-    return with_it, without, share
+                results[index].append(statistics.median(took_ms))
+    on_ms, off_ms, share = results
+    return on_ms, off_ms, share
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -174,24 +174,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dry", action="store_true", help="one tiny round; keeps nothing")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    rounds, each = (1, 1) if options.dry else (options.rounds, 5)
+    rounds, updates = (1, 1) if options.dry else (options.rounds, 5)
     print(f"{'case':<24}{'with':>10}{'without':>10}{'share':>9}", file=sys.stderr)
     for case in CASES:
-        with_it, without, share = measure(case, rounds, each)
-        both = f"{statistics.median(with_it):>7.2f} ms{statistics.median(without):>7.2f} ms"
-        print(f"{case:<24}{both}{statistics.median(share):>7.2f} %", file=sys.stderr)
+        on_ms, off_ms, share = measure(case, rounds, updates)
+        summary = f"{statistics.median(on_ms):>7.2f} ms{statistics.median(off_ms):>7.2f} ms"
+        print(f"{case:<24}{summary}{statistics.median(share):>7.2f} %", file=sys.stderr)
         if options.dry:
             print(json.dumps({"case": case, "share_percent": share[0]}), flush=True)
             continue
         emit_pairs(
-            "noise_scale", f"update/{case}", "ms", with_it, without, smaller_is_better=True,
-            digits=3, updates=each,
+            "noise_scale", f"update/{case}", "ms", on_ms, off_ms, smaller_is_better=True,
+            digits=3, updates=updates,
         )  # fmt: skip
         middle = statistics.median(share)
         spread = [round(min(share), 4), round(max(share), 4)]
         emit(
             "noise_scale", f"share/{case}", value=round(middle, 4), unit="%", peer=CLAIM,
-            ratio=CLAIM / middle, repeats=rounds, spread=spread, updates=each,
+            ratio=CLAIM / middle, repeats=rounds, spread=spread, updates=updates,
         )  # fmt: skip
 
 

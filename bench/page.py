@@ -94,8 +94,8 @@ def page(folder: Path) -> Iterator[tuple[str, str, psutil.Process]]:
     )
     assert process.stdout is not None
     try:
-        base, found, token = process.stdout.readline().strip().partition("/login?token=")
-        if not found:
+        base, separator, token = process.stdout.readline().strip().partition("/login?token=")
+        if not separator:
             raise PageBenchError(f"{' '.join(command)} has printed no link.")
         yield base.removeprefix("page: "), token, psutil.Process(process.pid)
     finally:
@@ -145,14 +145,14 @@ def showing_mib(folder: Path) -> float:
 @contextlib.contextmanager
 def chromium() -> Iterator[Any]:
     """Starts the browser; yields None where there is none."""
-    where = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-    if where is None or importlib.util.find_spec("playwright") is None:
+    executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+    if executable is None or importlib.util.find_spec("playwright") is None:
         yield None
         return
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=where, args=["--no-sandbox"])
+        browser = started.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         yield browser
         browser.close()
 
@@ -188,20 +188,20 @@ def training(folder: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def viewer(base: str, token: str, query: str) -> Iterator[list[str]]:
     """Looks on while the block runs; yields what has come."""
-    come: list[str] = []
+    received: list[str] = []
     ends = threading.Event()
 
     def look() -> None:
         with contextlib.suppress(OSError), contextlib.closing(events(base, token, query)) as stream:
             for name in stream:
-                come.append(name)
+                received.append(name)
                 if ends.is_set():
                     return
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        yield come
+        yield received
     finally:
         ends.set()
         thread.join(TIMEOUT_S)
@@ -217,7 +217,7 @@ def costs(rounds: int, seconds: float) -> tuple[list[float], list[float], list[l
     cores = len(os.sched_getaffinity(0))
     watched: list[float] = []
     idle: list[float] = []
-    took: list[list[float]] = [[], []]
+    times_ms: list[list[float]] = [[], []]
     with (
         tempfile.TemporaryDirectory(prefix="gmi-page-") as name,
         training(Path(name)) as run,
@@ -226,23 +226,23 @@ def costs(rounds: int, seconds: float) -> tuple[list[float], list[float], list[l
         query = f"?run={id_of(run.resolve())}&gmi=0"
 
         def spell(shares: list[float], times: list[float]) -> None:
-            before, cpu = iterations(run), process.cpu_times()
+            iterations_before, cpu_before = iterations(run), process.cpu_times()
             began = time.perf_counter()
             time.sleep(seconds)
-            wall_s, after = time.perf_counter() - began, process.cpu_times()
-            spent_s = after.user + after.system - cpu.user - cpu.system
+            wall_s, cpu_after = time.perf_counter() - began, process.cpu_times()
+            spent_s = cpu_after.user + cpu_after.system - cpu_before.user - cpu_before.system
             shares.append(100 * spent_s / wall_s / cores)
-            times.append(1000 * wall_s / max(1, iterations(run) - before))
+            times.append(1000 * wall_s / max(1, iterations(run) - iterations_before))
 
         for _ in range(rounds):
-            with viewer(base, token, query) as come:
-                _until(lambda come=come: "curves" in come)
-                seen = len(come)
-                spell(watched, took[0])
-                if come[seen:].count("curves") < seconds / 3:
+            with viewer(base, token, query) as received:
+                _until(lambda received=received: "curves" in received)
+                count = len(received)
+                spell(watched, times_ms[0])
+                if received[count:].count("curves") < seconds / 3:
                     raise PageBenchError("the viewer has not seen the run move")
-            spell(idle, took[1])
-    return watched, idle, took
+            spell(idle, times_ms[1])
+    return watched, idle, times_ms
 
 
 def _until(is_so: Callable[[], bool]) -> None:
@@ -284,27 +284,27 @@ def measure_opening(rounds: int, lines: int, runs: int, keeps: bool) -> None:
         for number in range(runs):
             write_run(folder / "many" / "ant" / f"t{number:03d}", lines // 10)
         query = f"?run={id_of(folder / 'one' / 'ant' / 't0')}&gmi=0"
-        one, many = folder / "one", folder / "many"
+        single, multiple = folder / "one", folder / "many"
         last_row = f"#runs-table tbody tr:nth-child({runs})"
         cases: dict[str, Callable[[], float]] = {
-            "open/run_of_1000_iterations": lambda: opening_ms(one, query, WHOLE_RUN),
-            "open/folder_of_100_runs": lambda: opening_ms(many, "", ("runs",)),
+            "open/run_of_1000_iterations": lambda: opening_ms(single, query, WHOLE_RUN),
+            "open/folder_of_100_runs": lambda: opening_ms(multiple, "", ("runs",)),
         }
         if browser is not None:
             cases |= {
                 "browser/run_of_1000_iterations": lambda: browsing_ms(
-                    browser, one, "#charts .chart:nth-child(13) canvas"
+                    browser, single, "#charts .chart:nth-child(13) canvas"
                 ),
-                "browser/folder_of_100_runs": lambda: browsing_ms(browser, many, last_row),
+                "browser/folder_of_100_runs": lambda: browsing_ms(browser, multiple, last_row),
             }
         for case, measure in cases.items():
-            took = [measure() for _ in range(rounds)]
-            middle = statistics.median(took)
+            durations_ms = [measure() for _ in range(rounds)]
+            middle = statistics.median(durations_ms)
             print(f"{case:<32}{middle:>8.0f} ms", file=sys.stderr)
             if keeps:
                 emit(
                     "page", case, value=round(middle, 1), unit="ms", peer=CLAIM_MS,
-                    ratio=CLAIM_MS / middle, repeats=rounds, spread=_spread(took),
+                    ratio=CLAIM_MS / middle, repeats=rounds, spread=_spread(durations_ms),
                 )  # fmt: skip
 
 
@@ -315,21 +315,19 @@ def measure_memory(rounds: int, lines: int, keeps: bool) -> None:
         write_run(short / "ant" / "t0", lines)
         write_run(long / "ant" / "t0", 100 * lines)
         held = [(showing_mib(long), showing_mib(short)) for _ in range(rounds)]
-    of_long, of_short = map(list, zip(*held, strict=True))
-    both = (
-        f"{statistics.median(of_long):>8.1f} MiB, {statistics.median(of_short):.1f} of a short run"
-    )
-    print(f"{'memory':<32}{both}", file=sys.stderr)
+    large, small = map(list, zip(*held, strict=True))
+    summary = f"{statistics.median(large):>8.1f} MiB, {statistics.median(small):.1f} of a short run"
+    print(f"{'memory':<32}{summary}", file=sys.stderr)
     if keeps:
         emit_pairs(
-            "page", f"memory/run_of_{100 * lines}_iterations", "MiB", of_long, of_short,
+            "page", f"memory/run_of_{100 * lines}_iterations", "MiB", large, small,
             smaller_is_better=True, digits=1,
         )  # fmt: skip
 
 
 def measure_costs(rounds: int, seconds: float, keeps: bool) -> None:
     """Measures what looking on costs a run."""
-    watched, idle, (with_it, without) = costs(rounds, seconds)
+    watched, idle, (viewed_ms, alone_ms) = costs(rounds, seconds)
     for case, shares in (("cost/processor", watched), ("cost/idle", idle)):
         middle = statistics.median(shares)
         print(f"{case:<32}{middle:>8.3f} %", file=sys.stderr)
@@ -339,11 +337,13 @@ def measure_costs(rounds: int, seconds: float, keeps: bool) -> None:
                 "page", case, value=round(middle, 4), unit="%", peer=CLAIM_PERCENT, ratio=ratio,
                 repeats=rounds, spread=_spread(shares), seconds=seconds,
             )  # fmt: skip
-    both = f"{statistics.median(with_it):>8.1f} ms with{statistics.median(without):>8.1f} without"
-    print(f"{'cost/iterations':<32}{both}", file=sys.stderr)
+    summary = (
+        f"{statistics.median(viewed_ms):>8.1f} ms with{statistics.median(alone_ms):>8.1f} without"
+    )
+    print(f"{'cost/iterations':<32}{summary}", file=sys.stderr)
     if keeps:
         emit_pairs(
-            "page", "cost/iterations", "ms", with_it, without, smaller_is_better=True, digits=2,
+            "page", "cost/iterations", "ms", viewed_ms, alone_ms, smaller_is_better=True, digits=2,
             seconds=seconds,
         )  # fmt: skip
 

@@ -50,9 +50,9 @@ def main() -> None:
             env.step(action)
 
     steps()
-    found = [(nanoseconds(ranges, _RANGES), nanoseconds(steps, _STEPS)) for _ in range(_ROUNDS)]
-    off, step = zip(*found, strict=True)
-    emit_pairs("phases", "off", "ns", off, step, smaller_is_better=True)
+    pairs = [(nanoseconds(ranges, _RANGES), nanoseconds(steps, _STEPS)) for _ in range(_ROUNDS)]
+    range_ns, step_ns = zip(*pairs, strict=True)
+    emit_pairs("phases", "off", "ns", range_ns, step_ns, smaller_is_better=True)
 
 
 if __name__ == "__main__":

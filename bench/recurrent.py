@@ -29,10 +29,12 @@ def peer(python: str, threads: int) -> Callable[[], Rates]:
     command = [python, str(BENCH / "peers" / "sb3_recurrent.py"), "--threads", str(threads)]
 
     def run() -> Rates:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-        if done.returncode:
-            raise SystemExit(f"sb3_recurrent.py failed:\n{done.stderr[-2000:]}")
-        rates: Rates = json.loads(done.stdout.splitlines()[-1])
+        completed = subprocess.run(
+            command, capture_output=True, text=True, timeout=600, check=False
+        )
+        if completed.returncode:
+            raise SystemExit(f"sb3_recurrent.py failed:\n{completed.stderr[-2000:]}")
+        rates: Rates = json.loads(completed.stdout.splitlines()[-1])
         return rates
 
     return run
@@ -50,8 +52,8 @@ def main() -> None:
         }
 
     ways = {"two": ours([0, 1]), "sb3 1": peer(options.python, 1), "sb3 2": peer(options.python, 2)}
-    found = in_turn(ways, options.rounds)
-    rates = {way: [one["steps_per_s"] for one in runs] for way, runs in found.items()}
+    results = in_turn(ways, options.rounds)
+    rates = {way: [run["steps_per_s"] for run in runs] for way, runs in results.items()}
     best = [max(pair) for pair in zip(rates["sb3 1"], rates["sb3 2"], strict=True)]
     emit_pairs("recurrent", "lstm_cartpole/sb3", "steps/s", rates["two"], best)
     runtime.shutdown()

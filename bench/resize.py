@@ -56,8 +56,8 @@ class Resizes(gmi_drl.Callback):
     """Asks for each number of GMIs when its share of the steps is done."""
 
     def __init__(self, gmis: Sequence[int], total_steps: int) -> None:
-        at = [total_steps * place // (len(gmis) + 1) for place in range(1, len(gmis) + 1)]
-        self.moments = list(zip(at, gmis, strict=True))
+        thresholds = [total_steps * place // (len(gmis) + 1) for place in range(1, len(gmis) + 1)]
+        self.moments = list(zip(thresholds, gmis, strict=True))
         self.asks: list[threading.Thread] = []
         self.failures: list[str] = []
 
@@ -90,28 +90,28 @@ class Run:
 def trained(case: str, seed: int, gmis: Sequence[int], steps: int | None, folder: Path) -> Run:
     """Trains a run, resized to these numbers of GMIs on the way."""
     example, overrides = CASES[case]
-    words = [*overrides, f"run.folder={folder}", f"run.seed={seed}", "run.log=[]"]
-    words += ["run.checkpoint_every=0", "run.eval_episodes=20"]
-    words += [f"run.total_steps={steps}"] if steps else []
-    total = steps or load_config(EXAMPLES / example, words).run.total_steps
+    changes = [*overrides, f"run.folder={folder}", f"run.seed={seed}", "run.log=[]"]
+    changes += ["run.checkpoint_every=0", "run.eval_episodes=20"]
+    changes += [f"run.total_steps={steps}"] if steps else []
+    total = steps or load_config(EXAMPLES / example, changes).run.total_steps
     resizes = Resizes(gmis, total)
-    done = gmi_drl.launch(EXAMPLES / example, overrides=words, view="none", callbacks=[resizes])
+    run = gmi_drl.launch(EXAMPLES / example, overrides=changes, view="none", callbacks=[resizes])
     for ask in resizes.asks:
         ask.join()
     if resizes.failures:
         raise SystemExit(f"{case}, seed {seed}: {resizes.failures[0]}")
-    entries = json.loads((done.folder / "run.json").read_text()).get("resizes", [])
+    entries = json.loads((run.folder / "run.json").read_text()).get("resizes", [])
     assert len(entries) == len(gmis), f"{len(entries)} resizes of {len(gmis)}"
-    lines = [json.loads(one) for one in (done.folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     layouts: dict[int, list[float]] = {}
     for before, after in itertools.pairwise(lines):
         layouts.setdefault(len(after["gmi_seconds"]), []).append(after["time_s"] - before["time_s"])
-    assert done.eval_return is not None
+    assert run.eval_return is not None
     return Run(
-        done.eval_return,
-        done.seconds,
+        run.eval_return,
+        run.seconds,
         [entry["pause_s"] for entry in entries],
-        max(statistics.median(took) for took in layouts.values()),
+        max(statistics.median(times) for times in layouts.values()),
     )
 
 
@@ -149,14 +149,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.dry:
             print(json.dumps({"case": case, "pauses_s": pauses, "limit_s": limit_s}), flush=True)
             continue
-        both = resized, plain
+        groups = resized, plain
         shared = {} if options.cores is None else {"conditions": "cores that share the real ones"}
         suffix = "" if options.cores is None else f"/{options.cores} cores"
         emit_pairs(
             "resize", f"return/{case}{suffix}", "return",
             [run.eval_return for run in resized], [run.eval_return for run in plain],
-            gmis=way, each=[[round(run.eval_return, 1) for run in runs] for runs in both],
-            seconds=[round(statistics.median(r.seconds for r in runs), 1) for runs in both],
+            gmis=way, each=[[round(run.eval_return, 1) for run in runs] for runs in groups],
+            seconds=[round(statistics.median(r.seconds for r in runs), 1) for runs in groups],
             **shared,
         )  # fmt: skip
         if options.cores is not None:

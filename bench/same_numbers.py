@@ -100,22 +100,22 @@ def run(tree: Path, case: str) -> Numbers:
             settings = json.dumps(RUNS[case] | {"run": RUNS[case]["run"] | {"folder": "runs"}})
             Path(folder, "config.yaml").write_text(settings)
             program = ["-m", "gmi_drl", "launch", "config.yaml", "--quiet"]
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, *program],
             cwd=folder, env=environment(tree), capture_output=True, text=True, timeout=TIMEOUT_S,
             check=False,
         )  # fmt: skip
-        if done.returncode:
-            raise SystemExit(f"{case} in {tree} failed:\n{done.stdout}{done.stderr}")
+        if completed.returncode:
+            raise SystemExit(f"{case} in {tree} failed:\n{completed.stdout}{completed.stderr}")
         if case in UPDATES:
             return dict(flat(torch.load(Path(folder, "updates.pt"), weights_only=True)[case]))
-        return dict(_of_run(next(Path(folder, "runs", "same_numbers").iterdir())))
+        return dict(_run_numbers(next(Path(folder, "runs", "same_numbers").iterdir())))
 
 
-def _of_run(folder: Path) -> Iterator[tuple[str, Any]]:
-    (last,) = (folder / "checkpoints").glob("iteration_*")
-    yield from flat(torch.load(last / "shared.pt", weights_only=True))
-    for part in sorted(last.glob("gmi*.pt")):
+def _run_numbers(folder: Path) -> Iterator[tuple[str, Any]]:
+    (checkpoint,) = (folder / "checkpoints").glob("iteration_*")
+    yield from flat(torch.load(checkpoint / "shared.pt", weights_only=True))
+    for part in sorted(checkpoint.glob("gmi*.pt")):
         yield from flat(torch.load(part, weights_only=True), part.stem)
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         metrics = json.loads(line)
@@ -155,18 +155,18 @@ def compare(here: Numbers, there: Numbers) -> Comparison:
     return comparison
 
 
-def _difference(one: Any, other: Any) -> float | None:
+def _difference(first: Any, second: Any) -> float | None:
     """The largest difference of two tensors or numbers; None if they are the same bits."""
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        if repr(one) == repr(other):
+    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
+        if repr(first) == repr(second):
             return None
-        numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
-        return abs(one - other) if numbers else float("inf")
-    if one.dtype != other.dtype or one.shape != other.shape:
+        numbers = isinstance(first, (int, float)) and isinstance(second, (int, float))
+        return abs(first - second) if numbers else float("inf")
+    if first.dtype != second.dtype or first.shape != second.shape:
         return float("inf")
-    if one.numpy().tobytes() == other.numpy().tobytes():
+    if first.numpy().tobytes() == second.numpy().tobytes():
         return None
-    return float((one.double() - other.double()).abs().max())
+    return float((first.double() - second.double()).abs().max())
 
 
 def table(comparisons: Mapping[str, Comparison], commit: str) -> str:
@@ -177,9 +177,9 @@ def table(comparisons: Mapping[str, Comparison], commit: str) -> str:
         lines.append(f"{case:<24}{comparison.compared:>8}  {answer}")
         for path, difference in list(comparison.differing.items())[:12]:
             lines.append(f"    {path}: {difference:.3g}")
-        for where, paths in (("here", comparison.only_here), ("there", comparison.only_there)):
+        for side, paths in (("here", comparison.only_here), ("there", comparison.only_there)):
             if paths:
-                lines.append(f"    only {where}: {', '.join(paths[:12])}")
+                lines.append(f"    only {side}: {', '.join(paths[:12])}")
     return "\n".join(lines)
 
 

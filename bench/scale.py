@@ -61,28 +61,28 @@ def projections(hosts: Sequence[int], tries: int) -> list[dict[str, Any]]:
                 document = ROOT / "examples" / "paper" / f"{file}.yaml"
             config, (hardware, _) = load_config(document), machine_of(machine)
             layout = layout_of(config, hardware.topology())
-            _, ahead = forecast(config, layout, hardware, hosts, tries)
-            rows += [{"machine": machine, "task": task, **_projection(one)} for one in ahead]
-            last = ahead[-1]
-            say(f"{machine} {task}: {last.hosts} hosts, efficiency {last.efficiency[1]:.2f}")
+            _, curve = forecast(config, layout, hardware, hosts, tries)
+            rows += [{"machine": machine, "task": task, **_projection(point)} for point in curve]
+            largest = curve[-1]
+            say(f"{machine} {task}: {largest.hosts} hosts, efficiency {largest.efficiency[1]:.2f}")
     return rows
 
 
-def _projection(one: Forecast) -> dict[str, Any]:
+def _projection(point: Forecast) -> dict[str, Any]:
     """Returns a line of the results."""
 
     def short(values: Sequence[float]) -> list[float]:
         return [float(f"{value:.4g}") for value in values]
 
     return {
-        "hosts": one.hosts, "gpus": one.gpus,
-        "steps_per_s": short(one.steps_per_s), "efficiency": short(one.efficiency),
-        "usd_per_billion_steps": short(one.usd_per_billion_steps),
-        "lag": None if one.lag is None else short(one.lag),
-        "failures_per_day": float(f"{one.failures_per_day:.3g}"),
-        "learned": float(f"{one.learned:.3g}"),
-        "dominating": one.dominating, "limiting": one.limiting,
-        "seconds": {term: float(f"{s:.3g}") for term, s in one.seconds.items() if s},
+        "hosts": point.hosts, "gpus": point.gpus,
+        "steps_per_s": short(point.steps_per_s), "efficiency": short(point.efficiency),
+        "usd_per_billion_steps": short(point.usd_per_billion_steps),
+        "lag": None if point.lag is None else short(point.lag),
+        "failures_per_day": float(f"{point.failures_per_day:.3g}"),
+        "learned": float(f"{point.learned:.3g}"),
+        "dominating": point.dominating, "limiting": point.limiting,
+        "seconds": {term: float(f"{s:.3g}") for term, s in point.seconds.items() if s},
     }  # fmt: skip
 
 
@@ -91,14 +91,14 @@ def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     from matplotlib.figure import Figure
 
     machine = "dgx-h100"
-    own = [row for row in rows if row["machine"] == machine]
-    tasks = list(dict.fromkeys(row["task"] for row in own))
+    shown = [row for row in rows if row["machine"] == machine]
+    tasks = list(dict.fromkeys(row["task"] for row in shown))
     figure = Figure(figsize=(14.5, 5.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     colours = dict(zip(tasks, ("#0072B2", "#009E73", "#E69F00", "#CC79A7", "#D55E00", "#56B4E9",
                                "#000000"), strict=True))  # fmt: skip
     for task in tasks:
-        line = [row for row in own if row["task"] == task]
+        line = [row for row in shown if row["task"] == task]
         hosts = [row["hosts"] for row in line]
         low, mid, high = zip(*(row["efficiency"] for row in line), strict=True)
         left.plot(hosts, mid, color=colours[task], label=task, marker="o", markersize=3)
@@ -112,14 +112,14 @@ def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
             right.plot(hosts, gained, color=colours[task], marker="o", markersize=3)
             faster = [row["steps_per_s"][1] / line[0]["steps_per_s"][1] for row in line]
             right.plot(hosts, faster, color=colours[task], linewidth=0.8, linestyle=":")
-    shown = [row for row in own if row["hosts"] == max(row["hosts"] for row in own)]
-    terms = list(dict.fromkeys(term for row in shown for term in row["seconds"]))
-    before = [0.0] * len(shown)
+    widest = [row for row in shown if row["hosts"] == max(row["hosts"] for row in shown)]
+    terms = list(dict.fromkeys(term for row in widest for term in row["seconds"]))
+    offsets = [0.0] * len(widest)
     for number, term in enumerate(terms):
-        shares = [row["seconds"].get(term, 0.0) / sum(row["seconds"].values()) for row in shown]
-        middle.barh([row["task"] for row in shown], shares, left=before, label=term,
+        shares = [row["seconds"].get(term, 0.0) / sum(row["seconds"].values()) for row in widest]
+        middle.barh([row["task"] for row in widest], shares, left=offsets, label=term,
                     color=f"C{number}")  # fmt: skip
-        before = [a + b for a, b in zip(before, shares, strict=True)]
+        offsets = [a + b for a, b in zip(offsets, shares, strict=True)]
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.set_xlabel(f"hosts ({machine}, 8 GPUs each)")
@@ -128,7 +128,7 @@ def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     left.set_title("steps/s of a host over those of the only one\n(p10-p90 of two tasks shaded)")
     left.legend(fontsize=8)
     middle.invert_yaxis()
-    middle.set_title(f"where an iteration goes, {shown[0]['hosts']} hosts")
+    middle.set_title(f"where an iteration goes, {widest[0]['hosts']} hosts")
     middle.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=3)
     right.set_yscale("log", base=2)
     right.yaxis.set_major_formatter("{x:g}")
@@ -154,12 +154,12 @@ def main() -> None:
         document["core_steps"] = scale_measure.core_steps()
         document["waits"] = scale_measure.waits(options.iterations)
         write_results(_FILE, document)
-    asked = {"rollout_s": scale_measure.ROLLOUT_S, "step_s": scale_measure.STEP_S,
+    settings = {"rollout_s": scale_measure.ROLLOUT_S, "step_s": scale_measure.STEP_S,
              "steps": scale_measure.STEPS, "nbytes": scale_measure.NBYTES}  # fmt: skip
     checks = [
         *scale_checks.h100_rows(), *scale_checks.core_rows(), *scale_checks.reduction_rows(),
         *scale_checks.host_rows(), *scale_checks.template_rows(),
-        *scale_checks.wait_rows(document.get("waits", []), asked),
+        *scale_checks.wait_rows(document.get("waits", []), settings),
     ]  # fmt: skip
     document |= {
         "checks": checks,
@@ -169,9 +169,9 @@ def main() -> None:
     }
     write_results(_FILE, document)
     errors = scale_checks.summary(checks)
-    of_groups = {"median": errors["median_of_group_medians"], "rows": len(errors["groups"]),
-                 "largest": max(one["median"] for one in errors["groups"].values())}  # fmt: skip
-    for name, group in {"all": errors, "medians of groups": of_groups, **errors["groups"]}.items():
+    medians = {"median": errors["median_of_group_medians"], "rows": len(errors["groups"]),
+               "largest": max(group["median"] for group in errors["groups"].values())}  # fmt: skip
+    for name, group in {"all": errors, "medians of groups": medians, **errors["groups"]}.items():
         emit(
             "scale", f"error/{name}", value=round(100 * group["median"], 2), unit="%",
             peer=100 * _AIM, ratio=_AIM / group["median"], repeats=group["rows"],

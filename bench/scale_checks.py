@@ -91,8 +91,8 @@ def h100_rows() -> list[Row]:
                 continue
             foretold = _suite_rate(hardware, env_id, what)
             name = f"{env_id} {cell['key'].removesuffix('#0')}"
-            by = fitted if env_id == "Ant-v5" else f"{fitted}; the simulation, BallBalance alone"
-            rows.append(row_of("H100", name, "steps/s", cell["steps_per_s"], foretold, by))
+            basis = fitted if env_id == "Ant-v5" else f"{fitted}; the simulation, BallBalance alone"
+            rows.append(row_of("H100", name, "steps/s", cell["steps_per_s"], foretold, basis))
     launch = json.loads((_H100 / "ant-launch.json").read_text())
     config = _config("Ant-v5", 4096, minibatches=2)
     rows.append(
@@ -100,8 +100,8 @@ def h100_rows() -> list[Row]:
                _sync_rate(config, hardware), fitted)
     )  # fmt: skip
     update = next(
-        one for one in json.loads((_H100 / "update.json").read_text())
-        if one["name"] == "update/fp32/captured"
+        entry for entry in json.loads((_H100 / "update.json").read_text())
+        if entry["name"] == "update/fp32/captured"
     )  # fmt: skip
     phases = _phases(_config("Ant-v5", 4096), hardware)
     rows.append(
@@ -165,24 +165,24 @@ class Cores:
     """A GMI on cores: lines for each phase, from two measured points of a grid."""
 
     def __init__(
-        self, points: Mapping[int, Mapping[str, Any]], gmis: int, at: Sequence[int]
+        self, points: Mapping[int, Mapping[str, Any]], gmis: int, fitted: Sequence[int]
     ) -> None:
         self.gmis = gmis
-        self.simulate, self.infer = (self._line(points, phase, at, _HORIZON, 1.0)
+        self.simulate, self.infer = (self._line(points, phase, fitted, _HORIZON, 1.0)
                                      for phase in ("simulate", "infer"))  # fmt: skip
         samples = _HORIZON / 4  # of a minibatch, for each environment
-        self.update, self.reduce = (self._line(points, phase, at, _STEPS, samples)
+        self.update, self.reduce = (self._line(points, phase, fitted, _STEPS, samples)
                                     for phase in ("train", "reduce"))  # fmt: skip
 
     def _line(
-        self, points: Mapping[int, Mapping[str, Any]], phase: str, at: Sequence[int], times: int,
-        each: float,
+        self, points: Mapping[int, Mapping[str, Any]], phase: str, fitted: Sequence[int],
+        times: int, rows: float,
     ) -> LinearCost:  # fmt: skip
         seconds = []
-        for num_env in at:
+        for num_env in fitted:
             point = points[num_env]
             iteration_s = self.gmis * num_env * _HORIZON / point["steps_per_s"]
-            seconds.append((round(num_env * each), [point["phases"][phase] * iteration_s / times]))
+            seconds.append((round(num_env * rows), [point["phases"][phase] * iteration_s / times]))
         link = fit(seconds)
         return LinearCost(link.alpha_s, link.beta_s_per_byte)
 
@@ -202,21 +202,21 @@ _GRIDS: Final = {"ant": (16, 256), "humanoid": (16, 256), "cartpole": (16, 256)}
 
 def core_rows() -> list[Row]:
     """Foretells the tuner's grids, and whole jobs of another shape on the same cores."""
-    kept = rows_of(RESULTS / "selector.json")
+    results = rows_of(RESULTS / "selector.json")
     rows: list[Row] = []
     models: dict[tuple[str, int], Cores] = {}
-    for task, at in _GRIDS.items():
-        row = kept.get(f"figure10/{task}", kept[f"real/{task}"])
+    for task, fitted in _GRIDS.items():
+        row = results.get(f"figure10/{task}", results[f"real/{task}"])
         for gmis in (1, 2):
-            points = {one["num_env"]: one for one in row.get("points", row.get("grid", []))
-                      if one["gmi_per_gpu"] == gmis and "phases" in one}  # fmt: skip
-            models[task, gmis] = model = Cores(points, gmis, at)
-            for num_env, one in points.items():
-                if num_env not in at:
+            points = {point["num_env"]: point for point in row.get("points", row.get("grid", []))
+                      if point["gmi_per_gpu"] == gmis and "phases" in point}  # fmt: skip
+            models[task, gmis] = model = Cores(points, gmis, fitted)
+            for num_env, point in points.items():
+                if num_env not in fitted:
                     rows.append(
                         row_of("cores, num_env", f"{task}, {gmis} GMIs of {num_env}", "steps/s",
-                               one["steps_per_s"], model.rate(num_env),
-                               f"the same with {at[0]} and {at[1]}")
+                               point["steps_per_s"], model.rate(num_env),
+                               f"the same with {fitted[0]} and {fitted[1]}")
                     )  # fmt: skip
     jobs = rows_of(RESULTS / "train_throughput.json")
     for task in ("ant", "humanoid"):
@@ -248,10 +248,10 @@ def _dry_rows() -> list[Row]:
         measured = cells[key]["steps_per_s"]
         rows.append(row_of("cores, suite", f"BallBalance {key}", "steps/s", measured,
                            model.rate(num_env), fitted))  # fmt: skip
-    one = cells["devices/sync/one device#0"]
-    iteration_s = 256 * _HORIZON / one["steps_per_s"]
-    rollout_s = iteration_s * (one["phases"]["simulate"] + one["phases"]["infer"])
-    deviation = one["error"] * math.sqrt(one["iterations"])
+    single = cells["devices/sync/one device#0"]
+    iteration_s = 256 * _HORIZON / single["steps_per_s"]
+    rollout_s = iteration_s * (single["phases"]["simulate"] + single["phases"]["infer"])
+    deviation = single["error"] * math.sqrt(single["iterations"])
     reduce_s = _mpr(2).seconds(250_000)
     two_s = sync_iteration_s(
         rollout_s, (iteration_s - rollout_s) / _STEPS, _STEPS, devices=2, gmis=1, spread=0,
@@ -303,15 +303,15 @@ def _mpr(ranks: int) -> LinearCost:
 def reduction_rows() -> list[Row]:
     """Foretells reductions of other sizes than the two that a link was fitted to."""
     times, rows = _times_of_reduction(), []
-    for what in sorted({name for name, _ in times}):
-        link = fit([(size, [1e-6 * times[what, size]]) for size in (4_000, 3_000_000)])
-        for size in sorted(nbytes for name, nbytes in times if name == what):
+    for strategy in sorted({name for name, _ in times}):
+        link = fit([(size, [1e-6 * times[strategy, size]]) for size in (4_000, 3_000_000)])
+        for size in sorted(nbytes for name, nbytes in times if name == strategy):
             if size not in (4_000, 3_000_000):
                 inside = size < 3_000_000
-                label = f"mpr {what}" if what.startswith("k") else what
+                label = f"mpr {strategy}" if strategy.startswith("k") else strategy
                 rows.append(
                     row_of("reduction" if inside else "reduction, beyond what was fitted",
-                           f"{label}, {size / 1e6:g} MB", "us", times[what, size],
+                           f"{label}, {size / 1e6:g} MB", "us", times[strategy, size],
                            1e6 * link.seconds(size), "4 kB and 3 MB")
                 )  # fmt: skip
     return rows
@@ -322,37 +322,37 @@ def host_rows() -> list[Row]:
 
     Sleeps stand for all computing, so that an iteration is these, and what the model adds to them.
     """
-    kept, rows = rows_of(RESULTS / "hosts.json"), []
+    results, rows = rows_of(RESULTS / "hosts.json"), []
     ours_us = {
         int(name.split("/")[1].removesuffix("B")): row["value"]
-        for name, row in kept.items() if name.startswith("2x2/") and name.endswith("/gloo")
+        for name, row in results.items() if name.startswith("2x2/") and name.endswith("/gloo")
     }  # fmt: skip
     ends = min(ours_us), max(ours_us)
     link = fit([(size, [1e-6 * ours_us[size]]) for size in ends])
-    by_ends = " and ".join(f"{size / 1e6:g} MB" for size in ends)
+    size_basis = " and ".join(f"{size / 1e6:g} MB" for size in ends)
     for size, measured in sorted(ours_us.items()):
         if size not in ends:
             rows.append(row_of("hosts, reduction", f"2 hosts of 2 GMIs, {size / 1e6:g} MB", "us",
-                               measured, 1e6 * link.seconds(size), by_ends))  # fmt: skip
-    for name, row in kept.items():
-        if (nearer := kept.get(name.replace("/1000us/", "/100us/"), row)) is row:
+                               measured, 1e6 * link.seconds(size), size_basis))  # fmt: skip
+    for name, row in results.items():
+        if (nearer := results.get(name.replace("/1000us/", "/100us/"), row)) is row:
             continue
         shape, _, _, sleeps, *factor = name.split("/")
         hosts, apart = int(shape.partition("x")[0]), bool(factor)
         crossings = 1 if hosts == 2 else 2  # docs/reduction.md: steps among 2, and among 3 and 4
         reduce_us = nearer["reduction_us"] + (1_000 - 100) * crossings
-        what = f"{hosts} hosts, {sleeps}" + (f", agents apart, {factor[0]} times" if apart else "")
-        by = "the same with 0.1 ms one way"
-        rows.append(row_of("hosts, reduction", f"{what}, 1 ms one way, a reduction", "us",
-                           row["reduction_us"], reduce_us, by))  # fmt: skip
+        title = f"{hosts} hosts, {sleeps}" + (f", agents apart, {factor[0]} times" if apart else "")
+        delay_basis = "the same with 0.1 ms one way"
+        rows.append(row_of("hosts, reduction", f"{title}, 1 ms one way, a reduction", "us",
+                           row["reduction_us"], reduce_us, delay_basis))  # fmt: skip
         steps, step_s = int(sleeps.split("x")[0]), 1e-3 * float(sleeps.split("x")[1][:-2])
         alone_s, together_s = (
             _asleep_s(count, steps, step_s, reduces_s, float(factor[0]) if apart else None)
             for count, reduces_s in ((1, 0.0), (hosts, 1e-6 * reduce_us))
         )
-        rows.append(row_of("hosts, training", f"{what}, 1 ms one way, kept",
+        rows.append(row_of("hosts, training", f"{title}, 1 ms one way, kept",
                            "of one host's throughput", row["value"], alone_s / together_s,
-                           by))  # fmt: skip
+                           delay_basis))  # fmt: skip
     return rows
 
 
@@ -362,10 +362,10 @@ def _asleep_s(
     """Returns an iteration of sleeps and reductions; `factor`: of an agent's sleep over all."""
     rng = np.random.default_rng(0)
     if factor is None:
-        alike_s = sync_iteration_s(
+        iteration_s = sync_iteration_s(
             0.0, step_s, steps, devices=hosts, gmis=1, spread=0, jitter=0, rng=rng
         )
-        return alike_s + steps * reduce_s
+        return iteration_s + steps * reduce_s
     result = simulate_async(
         agents=1, trainers=1, groups=hosts, rollout_s=factor * steps * step_s, send_s=0.0,
         update_s=steps * (step_s + reduce_s), capacity=2, batch=1, spread=0, jitter=0, rng=rng,
@@ -385,18 +385,18 @@ def template_rows() -> list[Row]:
 def wait_rows(measured: Sequence[Mapping[str, float]], asked: Mapping[str, float]) -> list[Row]:
     """Foretells iterations of processes that sleep: the slowest of them, and the reduction."""
     rows = []
-    for one in measured:
-        processes, late_s = int(one["processes"]), 1e-6 * one["oversleep_us"]
+    for waits in measured:
+        processes, late_s = int(waits["processes"]), 1e-6 * waits["oversleep_us"]
         steps = int(asked["steps"])
         reduce_s = _mpr(processes).seconds(asked["nbytes"]) if processes > 1 else 0.0
         slowest_s = sync_iteration_s(
             asked["rollout_s"], asked["step_s"], steps, devices=processes, gmis=1, spread=0,
-            jitter=one["deviation"], rng=np.random.default_rng(0),
+            jitter=waits["deviation"], rng=np.random.default_rng(0),
         )  # fmt: skip
         foretold_s = slowest_s + (1 + steps) * late_s + steps * reduce_s
         rows.append(
-            row_of("waiting", f"{processes} processes, deviation {one['deviation']:g}", "ms",
-                   one["iteration_ms"], 1e3 * foretold_s,
+            row_of("waiting", f"{processes} processes, deviation {waits['deviation']:g}", "ms",
+                   waits["iteration_ms"], 1e3 * foretold_s,
                    "deviations as asked for, one sleeper alone, reductions alone")
         )  # fmt: skip
     return rows
@@ -426,9 +426,9 @@ def isaac_lab() -> list[Row]:
     rows = []
     for network, (step_us, gb_per_s) in _NETWORKS.items():
         hardware = _with_links(step_us, gb_per_s)
-        for task, (one, four, num_env, horizon, reductions, parameters) in _ISAAC_LAB.items():
+        for task, (fps_1, fps_4, num_env, horizon, reductions, parameters) in _ISAAC_LAB.items():
             samples = 4 * num_env * horizon
-            here_s = samples / one
+            one_host_s = samples / fps_1
             added_s = reductions * (
                 all_reduce_s(hardware, 4, 4, 4 * parameters)
                 - all_reduce_s(hardware, 4, 1, 4 * parameters)
@@ -441,11 +441,11 @@ def isaac_lab() -> list[Row]:
                 ])
                 for devices in (4, 16)
             ]  # fmt: skip
-            foretold = here_s / (here_s * slowest[1] / slowest[0] + added_s)
+            foretold = one_host_s / (one_host_s * slowest[1] / slowest[0] + added_s)
             rows.append({
-                "network": network, "task": task, "published": round(four / one / 4, 3),
+                "network": network, "task": task, "published": round(fps_4 / fps_1 / 4, 3),
                 "foretold": round(float(foretold), 3),
-                "within": bool(abs(foretold - four / one / 4) <= 0.1),
+                "within": bool(abs(foretold - fps_4 / fps_1 / 4) <= 0.1),
             })  # fmt: skip
     return rows
 
@@ -484,8 +484,8 @@ def paper() -> list[Row]:
         _work(_config("Ant-v5", 4096 // gmis, gmis, minibatches=2), hardware) for gmis in (1, 4)
     )
     phases = {work: phases_of(work, hardware, 1) for work in (alone, packed)}
-    here = phases[packed]
-    work_s = here.rollout_s + packed.gradient_steps * here.update_s
+    packed_phases = phases[packed]
+    work_s = packed_phases.rollout_s + packed.gradient_steps * packed_phases.update_s
     # Table 2 for 8 GPUs with 4 GMIs each: 12 GB/s through the host, 200 GB/s by NVLink.
     plain_s = packed.gradient_steps * costs.ring(32, packed.gradient_bytes, 12e9)
     clever_s = packed.gradient_steps * costs.har(4, 8, packed.gradient_bytes, 12e9, 200e9)
@@ -493,10 +493,10 @@ def paper() -> list[Row]:
     say("gain of HAR over MPR, %", "0.07 to 2.5 %",
         100 * ((work_s + plain_s) / (work_s + clever_s) - 1), table_2)  # fmt: skip
     say("time for communication, %", "16 %", 100 * plain_s / (work_s + plain_s), table_2)
-    reduce_s = packed.gradient_steps * here.reduce_s
+    reduce_s = packed.gradient_steps * packed_phases.reduce_s
     say("time for communication, %", "16 %", 100 * reduce_s / (work_s + reduce_s),
         "this model, with latencies")  # fmt: skip
-    seconds = {work: one.rollout_s + one.training_s for work, one in phases.items()}
+    seconds = {work: times.rollout_s + times.training_s for work, times in phases.items()}
     say("training, 4 GMIs on each GPU over one process", "1.86 times, at most 2.81",
         seconds[alone] / seconds[packed],
         "this model, where the one process is captured; the paper's is not")  # fmt: skip

@@ -39,12 +39,12 @@ class Sleeper:
 
     def oversleeps_s(self, times: int) -> float:
         """Returns the median seconds that a sleep lasts too long, alone."""
-        late = []
+        oversleeps = []
         for _ in range(times):
             begin = time.monotonic()
             time.sleep(STEP_S)
-            late.append(time.monotonic() - begin - STEP_S)
-        return statistics.median(late)
+            oversleeps.append(time.monotonic() - begin - STEP_S)
+        return statistics.median(oversleeps)
 
     def run(self, deviation: float, iterations: int) -> list[float]:
         """Returns the seconds of each iteration."""
@@ -60,7 +60,7 @@ class Sleeper:
                 time.sleep(STEP_S * step)
                 bucket.reduce("mean")
             ends.append(time.monotonic())
-        return [float(one) for one in np.diff(ends)]
+        return [float(duration) for duration in np.diff(ends)]
 
 
 TASKS: Final = {
@@ -88,7 +88,7 @@ def core_steps(rounds: int = 5, steps: int = 8) -> dict[str, float]:
             for _ in range(steps):
                 env.step(actions)
             costs[task].append((time.process_time() - begin) / steps / NUM_ENV)
-    return {task: round(1e6 * statistics.median(each), 2) for task, each in costs.items()}
+    return {task: round(1e6 * statistics.median(seconds), 2) for task, seconds in costs.items()}
 
 
 def waits(iterations: int) -> list[dict[str, float]]:

@@ -38,7 +38,7 @@ def config_of(task: str, options: argparse.Namespace, template: str, gmis: int) 
 
 def measure(task: str, options: argparse.Namespace, gmis: int) -> None:
     """TCG, TDG and one process in turn, and their rows."""
-    found = in_turn(
+    results = in_turn(
         {
             "tcg": lambda: launched(config_of(task, options, "tcg", gmis)),
             "tdg": lambda: launched(config_of(task, options, "tdg", gmis)),
@@ -46,10 +46,10 @@ def measure(task: str, options: argparse.Namespace, gmis: int) -> None:
         },
         options.rounds,
     )
-    ours = found.pop("tcg")
-    for other, theirs in found.items():
-        rates = [[one["predictions_per_s"] for one in runs] for runs in (ours, theirs)]
-        name = f"{task}/{other}"
+    ours = results.pop("tcg")
+    for peer_name, peer_runs in results.items():
+        rates = [[run["predictions_per_s"] for run in runs] for runs in (ours, peer_runs)]
+        name = f"{task}/{peer_name}"
         emit_pairs("serving", name, "steps/s", *rates, num_env=options.num_env, gmis=gmis)
 
 

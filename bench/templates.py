@@ -109,23 +109,23 @@ def packets_s(task: str, num_env: int) -> float:
     return sum(2 * cost.packet_s(4 * (num_env // 2) * size) for size in sizes)
 
 
-def models(mode: str, found: Times) -> dict[str, float]:
+def models(mode: str, times: Times) -> dict[str, float]:
     """Predicts together over split by the three models of the page's head."""
     together, split = PAIRS[mode]
     workload = Workload(
-        found.ts_s, found.ta_s, found.tt_s, 1.0, 1.0, 1.0, alpha=1.0, beta=1.0,
-        tdg_com_s=found.com_s, tdg_ex_com_s=found.com_s,
+        times.ts_s, times.ta_s, times.tt_s, 1.0, 1.0, 1.0, alpha=1.0, beta=1.0,
+        tdg_com_s=times.com_s, tdg_ex_com_s=times.com_s,
     )  # fmt: skip
-    cost, other = TEMPLATES[together].cost, TEMPLATES[split].cost
+    cost, split_cost = TEMPLATES[together].cost, TEMPLATES[split].cost
     assert cost is not None
-    assert other is not None
-    measured = cost.ratio(other, workload)
+    assert split_cost is not None
+    measured = cost.ratio(split_cost, workload)
     held = 2 * measured  # two cores, of which one works at a time
     if mode == "serving":
-        longer = max(found.ts_s, found.ta_s) + found.com_s / 2
-        held = 2 * longer / (found.ts_s + found.ta_s)
+        longer = max(times.ts_s, times.ta_s) + times.com_s / 2
+        held = 2 * longer / (times.ts_s + times.ta_s)
     return {
-        "model_paper": round(cost.ratio(other, PAPER), 3),
+        "model_paper": round(cost.ratio(split_cost, PAPER), 3),
         "model_measured": round(measured, 3),
         "model_held": round(held, 3),
     }
@@ -140,18 +140,18 @@ def measure(mode: str, task: str, options: argparse.Namespace) -> None:
     runs: dict[str, list[Times]] = {template: [] for template in PAIRS[mode]}
     for template in runs:  # how long the others are to be
         (*_, last) = lines_of(config_of(mode, task, template, steps[template], num_env), -1)
-        wanted = last["steps"] / last["time_s"] * options.seconds
-        steps[template] = max(int(wanted), options.first_steps)
+        target_steps = last["steps"] / last["time_s"] * options.seconds
+        steps[template] = max(int(target_steps), options.first_steps)
     for number in range(options.rounds):
-        for template, its in runs.items():
+        for template, template_runs in runs.items():
             config = config_of(mode, task, template, steps[template], num_env)
             times = times_of(lines_of(config, _WARMUP), num_env, packets)
-            its.append(times)
+            template_runs.append(times)
             say(f"{task} {mode}, round {number + 1}: {template} {times.steps_per_s:,.0f} steps/s")
-    ours, theirs = runs.values()
-    speeds, peers = ([one.steps_per_s for one in times] for times in (ours, theirs))
+    ours, peer_times = runs.values()
+    speeds, peers = ([run.steps_per_s for run in times] for times in (ours, peer_times))
     ratios = [a / b for a, b in zip(speeds, peers, strict=True)]
-    median = Times(*(float(np.median([getattr(t, f) for t in theirs]))
+    median = Times(*(float(np.median([getattr(t, f) for t in peer_times]))
                      for f in Times.__dataclass_fields__))  # fmt: skip
     row = emit_pairs(
         "templates", f"{task}/{mode}", "steps/s", speeds, peers,

@@ -44,14 +44,14 @@ class ThreadACore(gmi_drl.Holistic):
 
 def config_of(task: str, cores: list[int], *, thread_a_core: bool) -> Mapping[str, Any]:
     """The example of a task, in one GMI."""
-    words = [
+    overrides = [
         f"run.total_steps={TASKS[task]}", "run.eval_episodes=0", "run.checkpoint_every=0",
         "run.log_every=1", "layout.gmi_per_gpu=1", "layout.template=tcg_ex",
         "hardware.backend=cpu", "hardware.num_gpus=1", f"hardware.cores={cores}",
     ]  # fmt: skip
     if thread_a_core:
-        words.append("roles.trainer=threads:ThreadACore")
-    config = load_config(f"examples/{task}.yaml", words)
+        overrides.append("roles.trainer=threads:ThreadACore")
+    config = load_config(f"examples/{task}.yaml", overrides)
     return config.model_dump(mode="json", exclude_unset=True)
 
 
@@ -83,8 +83,8 @@ def main() -> None:
             "sleep": job(task, cores, "0", thread_a_core=True),
             "one": job(task, cores[:1], usual),
         }
-        found = in_turn(ways, options.rounds)
-        rates = {way: [one["steps_per_s"] for one in runs] for way, runs in found.items()}
+        results = in_turn(ways, options.rounds)
+        rates = {way: [run["steps_per_s"] for run in runs] for way, runs in results.items()}
         emit_pairs("threads", f"{task}/busy", "steps/s", rates["busy"], rates["spin"])
         emit_pairs("threads", f"{task}/second", "steps/s", rates["busy"], rates["one"])
         emit_pairs("threads", f"{task}/spin", "steps/s", rates["spin"], rates["sleep"])

@@ -79,12 +79,12 @@ class Settings:
 
     def arguments(self) -> list[str]:
         """The command line that gives these settings back."""
-        given = []
+        flags = []
         for item in fields(self):
             value = getattr(self, item.name)
             if value != item.default:
-                given.append(f"--{item.name.replace('_', '-')}={value}")
-        return given
+                flags.append(f"--{item.name.replace('_', '-')}={value}")
+        return flags
 
 
 def parse(vecs: tuple[str, ...], what: str | None) -> Settings:
@@ -124,10 +124,10 @@ def tree_cpu_s(root_pid: int | None = None) -> float:
             stat = (entry / "stat").read_text()
         except OSError:  # ended meanwhile
             continue
-        rest = stat[stat.rindex(")") + 2 :].split()  # from field 3, see proc(5)
+        stat_fields = stat[stat.rindex(")") + 2 :].split()  # from field 3, see proc(5)
         pid = int(entry.name)
-        parents[pid] = int(rest[1])
-        used[pid] = sum(int(ticks) for ticks in rest[11:15]) / _TICKS_PER_S
+        parents[pid] = int(stat_fields[1])
+        used[pid] = sum(int(ticks) for ticks in stat_fields[11:15]) / _TICKS_PER_S
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():
         children.setdefault(parent, []).append(pid)

@@ -163,8 +163,8 @@ def train(settings: Settings, envs: Environments, agent: Agent, stopwatch: Stopw
     for iteration in range(settings.iterations):
         stopwatch.iteration(iteration * settings.batch)
         if settings.schedule == "linear":
-            left = 1.0 - iteration / settings.iterations
-            optimizer.param_groups[0]["lr"] = left * settings.learning_rate
+            remaining = 1.0 - iteration / settings.iterations
+            optimizer.param_groups[0]["lr"] = remaining * settings.learning_rate
         for step in range(t):
             observations[step], dones[step] = observation, done
             with torch.no_grad():
@@ -181,12 +181,12 @@ def train(settings: Settings, envs: Environments, agent: Agent, stopwatch: Stopw
             _, last_value = agent(observation)
             advantages, running = torch.zeros(t, n), torch.zeros(n)
             for step in reversed(range(t)):
-                after, alive = (
+                next_value, alive = (
                     (last_value, 1.0 - done)
                     if step == t - 1
                     else (values[step + 1], 1.0 - dones[step + 1])
                 )
-                delta = rewards[step] + settings.gamma * after * alive - values[step]
+                delta = rewards[step] + settings.gamma * next_value * alive - values[step]
                 running = delta + settings.gamma * settings.lam * alive * running
                 advantages[step] = running
         flat = (
@@ -216,8 +216,10 @@ def update(
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
             clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
             policy_loss = -torch.min(advantage * ratio, advantage * clipped).mean()
-            near = old_value + (value - old_value).clamp(-settings.clip, settings.clip)
-            value_loss = 0.5 * torch.max((value - target) ** 2, (near - target) ** 2).mean()
+            clipped_value = old_value + (value - old_value).clamp(-settings.clip, settings.clip)
+            value_loss = (
+                0.5 * torch.max((value - target) ** 2, (clipped_value - target) ** 2).mean()
+            )
             loss = policy_loss + settings.value_coef * value_loss
             if settings.entropy_coef:
                 loss = loss - settings.entropy_coef * policy.entropy().mean()

@@ -56,9 +56,9 @@ def measured(pool, numel, seen, options):
         population, state = strategy.ask(ask, state, params)
         members, (mean, deviation) = np.asarray(population, np.float64), seen.moments()
         half = len(members) // 2  # both ways of a direction begin alike
-        seeds = [number * half + at % half for at in range(len(members))]
-        asked = [(theta, mean, deviation, s) for theta, s in zip(members, seeds, strict=True)]
-        answers = pool.starmap(play, asked, chunksize=1)
+        seeds = [number * half + index % half for index in range(len(members))]
+        arguments = [(theta, mean, deviation, s) for theta, s in zip(members, seeds, strict=True)]
+        answers = pool.starmap(play, arguments, chunksize=1)
         seen.add(answers, options.length)
         costs = jax.numpy.asarray([-answer[0] for answer in answers])  # it minimises
         state, _ = strategy.tell(tell, population, costs, state, params)

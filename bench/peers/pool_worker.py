@@ -37,13 +37,13 @@ def play(theta: Vector, mean: Vector, deviation: Vector, seed: int) -> tuple[flo
     Observations are seen less `mean` and over `deviation`; sums are of them and of their squares.
     """
     env, sizes = _worker["env"], _worker["sizes"]
-    layers, at = [], 0
+    layers, offset = [], 0
     for a, b in itertools.pairwise(sizes):
-        weight = theta[at : at + a * b].reshape(b, a)
-        layers.append((weight, theta[at + a * b : at + a * b + b]))
-        at += a * b + b
+        weight = theta[offset : offset + a * b].reshape(b, a)
+        layers.append((weight, theta[offset + a * b : offset + a * b + b]))
+        offset += a * b + b
     observation, _ = env.reset(seed=seed)
-    paid, total, squares = 0.0, np.zeros(sizes[0]), np.zeros(sizes[0])
+    episode_return, total, squares = 0.0, np.zeros(sizes[0]), np.zeros(sizes[0])
     ended = False
     while not ended:
         total += observation
@@ -54,9 +54,9 @@ def play(theta: Vector, mean: Vector, deviation: Vector, seed: int) -> tuple[flo
             if place < len(layers) - 1:
                 out = np.tanh(out)
         observation, reward, terminated, truncated, _ = env.step(np.clip(out, -1.0, 1.0))
-        paid += float(reward)
+        episode_return += float(reward)
         ended = terminated or truncated
-    return paid, total, squares
+    return episode_return, total, squares
 
 
 class Seen:

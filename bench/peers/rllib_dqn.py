@@ -27,34 +27,35 @@ def algorithm(config: dict[str, Any], workers: int) -> Any:
     ray.init(
         address="local", num_cpus=workers + 1, include_dashboard=False, logging_level=logging.ERROR
     )  # fmt: skip
-    env, its = config["env"], config["algorithm"]
-    steps = env["num_env"] * its["horizon"] * workers  # of a round
-    updates = steps * its["updates_per_row"]
+    env, settings = config["env"], config["algorithm"]
+    steps = env["num_env"] * settings["horizon"] * workers  # of a round
+    updates = steps * settings["updates_per_row"]
     # RLlib counts the driver among the samplers, where it does not sample.
-    intensity = updates * its["batch_size"] / (steps * (workers + 1) / workers)
+    intensity = updates * settings["batch_size"] / (steps * (workers + 1) / workers)
     set_up = (
         DQNConfig()
         .environment(env["id"])
         .env_runners(
             num_env_runners=workers, num_envs_per_env_runner=env["num_env"],
-            rollout_fragment_length=its["horizon"],
+            rollout_fragment_length=settings["horizon"],
         )
         .learners(num_learners=0)
-        .reporting(min_sample_timesteps_per_iteration=its["replay_start"])
+        .reporting(min_sample_timesteps_per_iteration=settings["replay_start"])
         .rl_module(
             model_config=DefaultModelConfig(
-                fcnet_hiddens=its["network"], fcnet_activation=its["activation"],
+                fcnet_hiddens=settings["network"], fcnet_activation=settings["activation"],
                 head_fcnet_hiddens=[],
             )
         )
         .training(
-            train_batch_size_per_learner=its["batch_size"], gamma=its["gamma"],
-            lr=its["learning_rate"], grad_clip=its["max_grad_norm"], n_step=its["n_step"],
+            train_batch_size_per_learner=settings["batch_size"], gamma=settings["gamma"],
+            lr=settings["learning_rate"], grad_clip=settings["max_grad_norm"],
+            n_step=settings["n_step"],
             double_q=True, dueling=False, training_intensity=intensity,
-            target_network_update_freq=its["target_every"],
-            num_steps_sampled_before_learning_starts=its["replay_start"],
+            target_network_update_freq=settings["target_every"],
+            num_steps_sampled_before_learning_starts=settings["replay_start"],
             replay_buffer_config={
-                "type": "PrioritizedEpisodeReplayBuffer", "capacity": its["replay_capacity"],
+                "type": "PrioritizedEpisodeReplayBuffer", "capacity": settings["replay_capacity"],
                 "alpha": 0.6, "beta": 0.4,
             },
         )

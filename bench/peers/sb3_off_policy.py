@@ -29,18 +29,18 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     kind = {"sac": SAC, "td3": TD3, "dqn": DQN}[options.algorithm]
     env = make_vec_env(options.env, n_envs=options.num_env, seed=0)
-    more = {"target_update_interval": 128, "exploration_fraction": 0.1} if kind is DQN else {}
+    extra = {"target_update_interval": 128, "exploration_fraction": 0.1} if kind is DQN else {}
     agent = kind(
         "MlpPolicy", env, buffer_size=100_000, learning_starts=options.start,
         batch_size=options.batch, train_freq=options.horizon, gradient_steps=-1, seed=0,
-        device="cpu", policy_kwargs={"net_arch": options.net}, **more,
+        device="cpu", policy_kwargs={"net_arch": options.net}, **extra,
     )  # fmt: skip
     round_steps = options.num_env * options.horizon
     agent.learn(options.start + 2 * round_steps)  # warms up
-    begun, before = time.perf_counter(), agent.num_timesteps
+    begun, steps_before = time.perf_counter(), agent.num_timesteps
     updates = agent._n_updates
     agent.learn(options.steps, reset_num_timesteps=False)
-    seconds, steps = time.perf_counter() - begun, agent.num_timesteps - before
+    seconds, steps = time.perf_counter() - begun, agent.num_timesteps - steps_before
     rates = {
         "steps_per_s": steps / seconds,
         "updates_per_step": (agent._n_updates - updates) / steps,

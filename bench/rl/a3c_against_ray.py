@@ -95,7 +95,7 @@ def ours(row: str, seconds: float) -> Rates:
         optimizer.close()
         runtime.shutdown()
     parameters = optimizer.graph.policy.network.parameters()
-    return {"gradients_per_s": rate, "parameters": sum(one.numel() for one in parameters)}
+    return {"gradients_per_s": rate, "parameters": sum(p.numel() for p in parameters)}
 
 
 # The same on Ray.
@@ -172,9 +172,9 @@ class RayEvaluator:
                 if self._num_env > 1:  # Gymnasium's vectors reset in the step after the last one
                     self._resets = ends[t]
             _, last = network(torch.from_numpy(np.asarray(self._observation, np.float32)))
-        returns, after = np.empty(shape, np.float32), last.numpy()
+        returns, next_return = np.empty(shape, np.float32), last.numpy()
         for t in reversed(range(horizon)):
-            after = returns[t] = rewards[t] + GAMMA * np.where(ends[t], 0.0, after)
+            next_return = returns[t] = rewards[t] + GAMMA * np.where(ends[t], 0.0, next_return)
         target, weight = torch.from_numpy(returns), torch.from_numpy(counts).float()
         logits, value = network(observations)
         log_prob = logits.log_softmax(-1).gather(-1, actions[..., None])[..., 0]
@@ -182,7 +182,7 @@ class RayEvaluator:
         loss = (weight * (VALUE_COEF * 0.5 * (value - target) ** 2 - advantage * log_prob)).mean()
         network.zero_grad()
         loss.backward()
-        parts = [one.grad.flatten() for one in network.parameters()]
+        parts = [parameter.grad.flatten() for parameter in network.parameters()]
         gradient: Vector = torch.cat(parts).numpy()
         return gradient
 
@@ -201,12 +201,12 @@ def on_ray(row: str, seconds: float) -> Rates:
     running = {evaluator.gradient.remote(network.vector()): evaluator for evaluator in evaluators}
 
     def step() -> None:
-        (done,), _ = ray.wait(list(running), num_returns=1, timeout=WAIT_S)
-        evaluator, at = running.pop(done), 0
-        gradient = torch.from_numpy(np.array(ray.get(done)))
-        for one in network.parameters():
-            one.grad = gradient[at : at + one.numel()].view_as(one)
-            at += one.numel()
+        (ref,), _ = ray.wait(list(running), num_returns=1, timeout=WAIT_S)
+        evaluator, offset = running.pop(ref), 0
+        gradient = torch.from_numpy(np.array(ray.get(ref)))
+        for parameter in network.parameters():
+            parameter.grad = gradient[offset : offset + parameter.numel()].view_as(parameter)
+            offset += parameter.numel()
         nn.utils.clip_grad_norm_(network.parameters(), MAX_GRAD_NORM)
         adam.step()
         running[evaluator.gradient.remote(network.vector())] = evaluator
@@ -228,22 +228,22 @@ def measure(row: str, options: argparse.Namespace) -> None:
     def child(side: str) -> Rates:
         with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
             command = [__file__, "--side", side, "--rows", row, "--seconds", str(options.seconds)]
-            answered = ask(command, Path(folder))
-        if "error" in answered:
-            raise SystemExit(f"{row} failed on {side}: {answered['error']}")
-        rates: Rates = answered["found"]
+            reply = ask(command, Path(folder))
+        if "error" in reply:
+            raise SystemExit(f"{row} failed on {side}: {reply['error']}")
+        rates: Rates = reply["found"]
         return rates
 
-    found = in_turn({side: lambda side=side: child(side) for side in SIDES}, options.rounds)
-    numbers = {side: {int(one["parameters"]) for one in runs} for side, runs in found.items()}
+    results = in_turn({side: lambda side=side: child(side) for side in SIDES}, options.rounds)
+    numbers = {side: {int(run["parameters"]) for run in runs} for side, runs in results.items()}
     if numbers["ours"] != numbers["ray"]:
         raise SystemExit(f"the networks differ, in parameters: {numbers}")
-    mine, theirs = ([one["gradients_per_s"] for one in found[side]] for side in SIDES)
-    each = num_env * horizon
+    our_rates, peer_rates = ([run["gradients_per_s"] for run in results[side]] for side in SIDES)
+    steps = num_env * horizon
     emit_pairs(
-        "a3c_against_ray", f"a3c/{row}", "gradients/s", mine, theirs,
-        steps_per_s=round(each * statistics.median(mine)),
-        peer_steps_per_s=round(each * statistics.median(theirs)),
+        "a3c_against_ray", f"a3c/{row}", "gradients/s", our_rates, peer_rates,
+        steps_per_s=round(steps * statistics.median(our_rates)),
+        peer_steps_per_s=round(steps * statistics.median(peer_rates)),
         peer_name=f"ray {version('ray')}", parameters=numbers["ours"].pop(),
     )  # fmt: skip
 

@@ -68,19 +68,19 @@ def sampling(count: int, seconds: float) -> Rates:
     ]
     optimizer = rl.Local(rl.PG, evaluators)
     fleet, weights = optimizer.fleet, optimizer.fleet.put(optimizer.graph.weights())
-    taken, begun, own = 0, 0.0, 0.0
+    taken, begun, cpu_s = 0, 0.0, 0.0
     try:
         for number in range(count):
             fleet.ask(number, "sample", weights, 0)
         _drain(fleet, weights, count)  # everybody is warm
-        begun, own = time.perf_counter(), time.process_time()
+        begun, cpu_s = time.perf_counter(), time.process_time()
         while time.perf_counter() < begun + seconds:
             _drain(fleet, weights, 1)
             taken += horizon * num_env
-        took, own = time.perf_counter() - begun, time.process_time() - own
+        elapsed_s, cpu_s = time.perf_counter() - begun, time.process_time() - cpu_s
     finally:
         optimizer.close()
-    return {"steps_per_s": taken / took, "driver_s_per_step": own / taken}
+    return {"steps_per_s": taken / elapsed_s, "driver_s_per_step": cpu_s / taken}
 
 
 def _drain(fleet: Fleet, weights: Any, answers: int) -> None:
@@ -101,13 +101,13 @@ def training(kind: Callable[..., Any], algorithm: Any, seconds: float, **argumen
         steps, updates, begun = optimizer.steps, optimizer.updates, time.perf_counter()
         while time.perf_counter() < begun + seconds:
             optimizer.step()
-        took = time.perf_counter() - begun
+        elapsed_s = time.perf_counter() - begun
         mib = _family_mib()
     finally:
         optimizer.close()
     return {
-        "steps_per_s": (optimizer.steps - steps) / took,
-        "updates_per_s": (optimizer.updates - updates) / took,
+        "steps_per_s": (optimizer.steps - steps) / elapsed_s,
+        "updates_per_s": (optimizer.updates - updates) / elapsed_s,
         "memory_mib": mib,
         "parameters": optimizer.graph.parameters.numel,
     }
@@ -115,21 +115,21 @@ def training(kind: Callable[..., Any], algorithm: Any, seconds: float, **argumen
 
 def _family_mib() -> float:
     """MiB of this process and all that it has started, what they share counted once."""
-    pids, found = [os.getpid()], 0
+    pids, kib = [os.getpid()], 0
     while pids:
         pid = pids.pop()
         for task in Path(f"/proc/{pid}/task").glob("*/children"):
             pids += map(int, task.read_text().split())
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            found += int(line.split()[1]) if line.startswith("Pss:") else 0
-    return found / 1024
+            kib += int(line.split()[1]) if line.startswith("Pss:") else 0
+    return kib / 1024
 
 
 def figure7(options: argparse.Namespace) -> None:
     counts = [n for n in CORES if n <= len(os.sched_getaffinity(0))]
     ways = {str(n): lambda n=n: sampling(n, options.seconds) for n in counts}
-    found = in_turn(ways, options.rounds)
-    rates = {n: [one["steps_per_s"] for one in found[str(n)]] for n in counts}
+    results = in_turn(ways, options.rounds)
+    rates = {n: [run["steps_per_s"] for run in results[str(n)]] for n in counts}
     for n in counts:
         emit(
             "rl_figures", f"figure7/{n}", value=round(statistics.median(rates[n])), unit="steps/s",
@@ -137,14 +137,14 @@ def figure7(options: argparse.Namespace) -> None:
             repeats=options.rounds, spread=[round(min(rates[n])), round(max(rates[n]))],
             peer_is="the paper's: one core, 64 states a call",
         )  # fmt: skip
-    driver_s = statistics.median(one["driver_s_per_step"] for one in found[str(counts[-1])])
-    each = statistics.median(rates[1])
-    most = 1.0 / driver_s
-    points = {n: round(min(n * each, most)) for n in CORES}
+    driver_s = statistics.median(run["driver_s_per_step"] for run in results[str(counts[-1])])
+    steps_per_s = statistics.median(rates[1])
+    limit = 1.0 / driver_s
+    points = {n: round(min(n * steps_per_s, limit)) for n in CORES}
     emit(
         "rl_figures", "figure7/projection", value=points[CORES[-1]], unit="steps/s", peer=None,
         ratio=None, repeats=options.rounds, spread=None, points=points,
-        driver_ns_per_step=round(1e9 * driver_s, 1), one_driver_takes=round(most),
+        driver_ns_per_step=round(1e9 * driver_s, 1), one_driver_takes=round(limit),
     )  # fmt: skip
 
 
@@ -156,13 +156,13 @@ def table3(options: argparse.Namespace) -> None:
             )
             for kind in (rl.Local, rl.AllReduce)
         }
-        found = in_turn(ways, options.rounds)
-        local, reduced = (found[kind.name] for kind in (rl.Local, rl.AllReduce))
+        results = in_turn(ways, options.rounds)
+        local, reduced = (results[kind.name] for kind in (rl.Local, rl.AllReduce))
         emit_pairs(
-            "rl_figures", f"table3/{name}", "steps/s", [one["steps_per_s"] for one in local],
-            [one["steps_per_s"] for one in reduced],
-            memory_mib=round(statistics.median(one["memory_mib"] for one in local)),
-            peer_memory_mib=round(statistics.median(one["memory_mib"] for one in reduced)),
+            "rl_figures", f"table3/{name}", "steps/s", [run["steps_per_s"] for run in local],
+            [run["steps_per_s"] for run in reduced],
+            memory_mib=round(statistics.median(run["memory_mib"] for run in local)),
+            peer_memory_mib=round(statistics.median(run["memory_mib"] for run in reduced)),
             peer_is="AllReduce over the same two evaluators",
         )  # fmt: skip
 
@@ -178,13 +178,13 @@ def figure5a(options: argparse.Namespace) -> None:
         )
         for k in PIECES
     }  # fmt: skip
-    found = in_turn(ways, options.rounds)
-    one = [rates["updates_per_s"] for rates in found["1"]]
+    results = in_turn(ways, options.rounds)
+    single = [rates["updates_per_s"] for rates in results["1"]]
     for k in PIECES[1:]:
-        several = [rates["updates_per_s"] for rates in found[str(k)]]
+        several = [rates["updates_per_s"] for rates in results[str(k)]]
         emit_pairs(
-            "rl_figures", f"figure5a/{k}", "gradients/s", several, one,
-            peer_is="one piece", parameters=found["1"][0]["parameters"],
+            "rl_figures", f"figure5a/{k}", "gradients/s", several, single,
+            peer_is="one piece", parameters=results["1"][0]["parameters"],
         )  # fmt: skip
 
 

@@ -38,9 +38,9 @@ def main() -> None:
     curve: list[tuple[int, float]] = []
     began_s, began_cpu_s = time.perf_counter(), tree_cpu_s()
     while optimizer.steps < run["total_steps"]:
-        told = optimizer.step()
-        if told["return_mean"] is not None:
-            curve.append((told["steps"], round(told["return_mean"], 3)))
+        stats = optimizer.step()
+        if stats["return_mean"] is not None:
+            curve.append((stats["steps"], round(stats["return_mean"], 3)))
     seconds, cpu_s = time.perf_counter() - began_s, tree_cpu_s() - began_cpu_s
     episodes = run["eval_episodes"]
     score = optimizer.evaluate(episodes)["eval_return"] if episodes else None

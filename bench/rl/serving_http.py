@@ -124,11 +124,11 @@ def application(policy: Policy, width: int) -> Callable[..., Any]:
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        pieces, more = [], True
-        while more:
+        pieces, has_more = [], True
+        while has_more:
             message = await receive()
             pieces.append(message.get("body", b""))
-            more = message.get("more_body", False)
+            has_more = message.get("more_body", False)
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         kind = dict(scope["headers"])[b"content-type"]
         evaluate = policy.skip if scope["path"] == "/skip" else policy.evaluate
@@ -208,7 +208,7 @@ class Client:
         status, *fields = start.lower().split(b"\r\n")
         if b" 200" not in status:
             raise RuntimeError(f"the web server answered {start.decode()}")
-        length = next(int(one[15:]) for one in fields if one.startswith(b"content-length:"))
+        length = next(int(field[15:]) for field in fields if field.startswith(b"content-length:"))
         while len(content) < length:
             content += self._receive()
         return content
@@ -241,36 +241,36 @@ def measure(size: str, options: argparse.Namespace) -> None:
     """Asks all servers of a size in turn, round after round, and emits the rows."""
     width, _ = SIZES[size]
     states = np.random.default_rng(0).standard_normal((BATCH, width)).astype(np.float32)
-    here = Policy(size)
+    local_policy = Policy(size)
     actor = runtime.remote(num_threads=1)(Policy).remote(size)
     with web_server(size) as port:
         raw, text = Client(port, RAW), Client(port, JSON)
         raw_skip = Client(port, RAW, b"/skip")
-        asked: dict[str, Callable[[States], States]] = {
+        contestants: dict[str, Callable[[States], States]] = {
             "actor": lambda states: runtime.get(actor.evaluate.remote(states), ANSWER_S),
             "http": raw.evaluate,
             "http_json": text.evaluate,
-            "floor": here.evaluate,
+            "floor": local_policy.evaluate,
         }
         calls: dict[str, Callable[[States], States]] = {
             "actor_call": lambda states: runtime.get(actor.skip.remote(states), ANSWER_S),
             "http_call": raw_skip.evaluate,
         }
-        for name, evaluate in asked.items():
+        for name, evaluate in contestants.items():
             np.testing.assert_allclose(
-                evaluate(states), here.evaluate(states), 1e-4, 1e-4, err_msg=name
+                evaluate(states), local_policy.evaluate(states), 1e-4, 1e-4, err_msg=name
             )
-        found = in_turn(
+        results = in_turn(
             {
                 name: lambda evaluate=evaluate: rate(evaluate, states, options.seconds)
-                for name, evaluate in (asked | calls).items()
+                for name, evaluate in (contestants | calls).items()
             },
             options.rounds,
         )
         for client in (raw, text, raw_skip):
             client.close()
     runtime.kill(actor)
-    rates = {name: [one["states_per_s"] for one in runs] for name, runs in found.items()}
+    rates = {name: [run["states_per_s"] for run in runs] for name, runs in results.items()}
     ray, clipper = PAPER[size]
     for name in ("http", "http_json", "floor"):
         paper = {"paper_ratio": round(ray / clipper, 2)} if name == "http_json" else {}

@@ -12,44 +12,44 @@ from typing import Any
 from report import emit, say
 from rows.base import NUM_CPUS, UNITS, Side
 
-Found = dict[str, Any]  # {"found": {name: value}} or {"error": text}
+Answer = dict[str, Any]  # {"found": {name: value}} or {"error": text}
 
 
 def compare(
     names: Sequence[str],
     sides: Sequence[Side],
     rounds: int,
-    measure: Callable[[Side, str, Path], Found],
+    measure: Callable[[Side, str, Path], Answer],
 ) -> None:
     """Measures every row on every side in turn, round after round, and emits what was found.
 
     Of a smoke test only the table is shown: its numbers are too small to keep.
     """
-    found: dict[tuple[str, str], list[Found]] = {}
+    answers: dict[tuple[str, str], list[Answer]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds):
             for row in names:
                 for side in sides if number % 2 == 0 else reversed(sides):
                     say(f"round {number + 1}/{rounds}  {row}  {side.name}")
-                    one = measure(side, row, Path(folder))
-                    if "error" in one:
-                        say(f"    {row} fails on {side.name}: {one['error']}")
-                    found.setdefault((row, side.name), []).append(one)
+                    answer = measure(side, row, Path(folder))
+                    if "error" in answer:
+                        say(f"    {row} fails on {side.name}: {answer['error']}")
+                    answers.setdefault((row, side.name), []).append(answer)
     say(f"\n{'row':52} {'ours':>11} {'ray':>11} unit        ours better by")
     for row in names:
-        ours, peer = found.get((row, "ours"), []), found.get((row, "ray"), [])
+        ours, peer = answers.get((row, "ours"), []), answers.get((row, "ray"), [])
         _report_row(row, ours, peer, keep=not sides[0].quick)
 
 
-def _report_row(row: str, ours: list[Found], peer: list[Found], *, keep: bool) -> None:
+def _report_row(row: str, ours: list[Answer], peer: list[Answer], *, keep: bool) -> None:
     errors = {
-        f"{who}_errors": sorted({one["error"] for one in found if "error" in one})
-        for who, found in (("our", ours), ("peer", peer))
+        f"{side}_errors": sorted({answer["error"] for answer in answers if "error" in answer})
+        for side, answers in (("our", ours), ("peer", peer))
     }
-    kinds = dict.fromkeys(kind for one in ours + peer for kind in one.get("found", {}))
+    kinds = dict.fromkeys(kind for answer in ours + peer for kind in answer.get("found", {}))
     for kind in kinds or ["failed"]:
         unit, larger = UNITS.get(kind, ("", True))
-        mine, theirs = _values(ours, kind), _values(peer, kind)
+        our_values, peer_values = _values(ours, kind), _values(peer, kind)
         ratios = [
             (a / b if larger else b / a)
             for a, b in zip(_by_round(ours, kind), _by_round(peer, kind), strict=False)
@@ -60,29 +60,30 @@ def _report_row(row: str, ours: list[Found], peer: list[Found], *, keep: bool) -
             emit(
                 "runtime_against_ray",
                 f"{row}/{kind}",
-                value=_median(mine),
+                value=_median(our_values),
                 unit=unit,
-                peer=_median(theirs),
+                peer=_median(peer_values),
                 ratio=ratio,
                 repeats=len(ours) or len(peer),
-                spread=_range(mine),
-                peer_spread=_range(theirs),
+                spread=_range(our_values),
+                peer_spread=_range(peer_values),
                 peer_name=f"ray {version('ray')}",
                 num_cpus=NUM_CPUS,
                 **{name: texts for name, texts in errors.items() if texts},
             )
         better = "-" if ratio is None else f"{ratio:.1f}x"
         say(
-            f"{row + '/' + kind:52} {_text(ours, mine)} {_text(peer, theirs)} {unit:11} {better:>8}"
+            f"{row + '/' + kind:52} {_text(ours, our_values)} {_text(peer, peer_values)} "
+            f"{unit:11} {better:>8}"
         )
 
 
-def _by_round(found: list[Found], kind: str) -> list[float | None]:
-    return [one.get("found", {}).get(kind) for one in found]
+def _by_round(answers: list[Answer], kind: str) -> list[float | None]:
+    return [answer.get("found", {}).get(kind) for answer in answers]
 
 
-def _values(found: list[Found], kind: str) -> list[float]:
-    return [value for value in _by_round(found, kind) if value is not None]
+def _values(answers: list[Answer], kind: str) -> list[float]:
+    return [value for value in _by_round(answers, kind) if value is not None]
 
 
 def _median(values: list[float]) -> float | None:
@@ -93,7 +94,7 @@ def _range(values: list[float]) -> list[float] | None:
     return [float(f"{pick(values):.5g}") for pick in (min, max)] if values else None
 
 
-def _text(found: list[Found], values: list[float]) -> str:
+def _text(answers: list[Answer], values: list[float]) -> str:
     if values:
         return f"{statistics.median(values):11,.4g}"
-    return f"{'failed' if found else '-':>11}"
+    return f"{'failed' if answers else '-':>11}"

@@ -30,20 +30,20 @@ _PICTURES = Path(__file__).resolve().parents[2] / "docs" / "runtime"
 
 def measure(figure: Figure, rounds: int, quick: bool) -> tuple[Curves, list[str]]:
     """The curves of a figure, and the errors of the parts that failed."""
-    found: list[Series] = []
+    series: list[Series] = []
     errors = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds):
             for part in figure.parts:
                 say(f"round {number + 1}/{rounds}  figure {figure.number}  {part}")
                 command = [__file__, "--figures", figure.number, "--part", part]
-                one = ask(command + ["--quick"] * quick, Path(folder))
-                if "error" in one:
-                    errors.append(f"{part}: {one['error']}")
-                    say(f"    fails: {one['error']}")
+                result = ask(command + ["--quick"] * quick, Path(folder))
+                if "error" in result:
+                    errors.append(f"{part}: {result['error']}")
+                    say(f"    fails: {result['error']}")
                 else:
-                    found.append(one["found"])
-    return merge(found), errors
+                    series.append(result["found"])
+    return merge(series), errors
 
 
 def draw(figure: Figure, curves: Curves, folder: Path) -> Path:

@@ -58,13 +58,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     repeats = parser.parse_args().repeats
     imports()  # warm the disk cache
-    mine, bare = [], []
+    launch_s, import_s = [], []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
-            mine.append(ours(Path(folder)))
-        bare.append(imports())
+            launch_s.append(ours(Path(folder)))
+        import_s.append(imports())
     name = "command_to_first_training_step/imports"
-    emit_pairs("first_step", name, "s", mine, bare, smaller_is_better=True, digits=4)
+    emit_pairs("first_step", name, "s", launch_s, import_s, smaller_is_better=True, digits=4)
 
 
 if __name__ == "__main__":

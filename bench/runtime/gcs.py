@@ -80,7 +80,7 @@ def put_all(store: Gcs, rows: Sequence[TaskRow]) -> float:
 
 def costs(count: int, folder: Path) -> dict[str, float]:
     """Microseconds a row: of a put, and of a row in the file, at the beginning and at the end."""
-    found: dict[str, float] = {}
+    costs_us: dict[str, float] = {}
     tenth = count // 10
     with contextlib.closing(Gcs(folder / "cost.sqlite")) as store:
         for _ in range(10):
@@ -89,17 +89,17 @@ def costs(count: int, folder: Path) -> dict[str, float]:
             put_s = put_all(store, rows)
             store.flush(120)
             written_s = time.process_time() - begun_s - put_s
-            found["put"] = put_s / tenth * 1e6
-            found.setdefault("first", written_s / tenth * 1e6)
-            found["last"] = written_s / tenth * 1e6
+            costs_us["put"] = put_s / tenth * 1e6
+            costs_us.setdefault("first", written_s / tenth * 1e6)
+            costs_us["last"] = written_s / tenth * 1e6
 
-    kept: dict[bytes, TaskRow] = {}
+    rows_by_id: dict[bytes, TaskRow] = {}
     begun_s = time.thread_time()
     for row in rows:
-        kept[row.id] = row
-    found["dict"] = (time.thread_time() - begun_s) / tenth * 1e6
-    found["executemany"] = plain(folder / "plain.sqlite", count) / tenth * 1e6
-    return found
+        rows_by_id[row.id] = row
+    costs_us["dict"] = (time.thread_time() - begun_s) / tenth * 1e6
+    costs_us["executemany"] = plain(folder / "plain.sqlite", count) / tenth * 1e6
+    return costs_us
 
 
 def plain(path: Path, count: int) -> float:
@@ -127,7 +127,7 @@ def plain(path: Path, count: int) -> float:
 def memory(count: int, flush: bool) -> list[tuple[int, float]]:
     """USS in bytes of this process after so many task rows, with the store or with a dict."""
     process = psutil.Process()
-    kept: dict[bytes, TaskRow] = {}
+    rows_by_id: dict[bytes, TaskRow] = {}
     points = []
     with tempfile.TemporaryDirectory() as folder:
         store = Gcs(Path(folder) / "gcs.sqlite")
@@ -138,18 +138,18 @@ def memory(count: int, flush: bool) -> list[tuple[int, float]]:
                     if flush:
                         put_all(store, rows)
                     else:
-                        kept.update((row.id, row) for row in rows)
+                        rows_by_id.update((row.id, row) for row in rows)
             store.flush(120)
             points.append((done, float(process.memory_full_info().uss)))
         store.close()
     return points
 
 
-def in_a_process(count: int, how: str) -> list[tuple[int, float]]:
+def in_a_process(count: int, mode: str) -> list[tuple[int, float]]:
     """`memory` in a fresh interpreter, so that nothing of before is in it."""
-    command = [sys.executable, __file__, "--rows", str(count), "--memory", how]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [(number, uss) for number, uss in json.loads(done.stdout)]
+    command = [sys.executable, __file__, "--rows", str(count), "--memory", mode]
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [(number, uss) for number, uss in json.loads(completed.stdout)]
 
 
 def reconfigure(seconds: float, victim: str, folder: Path) -> dict[str, Any]:
@@ -185,12 +185,10 @@ def reconfigure(seconds: float, victim: str, folder: Path) -> dict[str, Any]:
         return {"waits": waits, "killed_s": killed_s, "joined_s": joined_s or seconds}
 
 
-def longest(found: dict[str, Any], reconfiguring: bool) -> float:
+def longest(run: dict[str, Any], reconfiguring: bool) -> float:
     """The longest wait: from the kill until the new one had joined, or before."""
-    from_s, to_s = (
-        (found["killed_s"], found["joined_s"]) if reconfiguring else (0, found["killed_s"])
-    )
-    return max(wait_s for at_s, wait_s in found["waits"] if from_s <= at_s <= to_s)
+    from_s, to_s = (run["killed_s"], run["joined_s"]) if reconfiguring else (0, run["killed_s"])
+    return max(wait_s for at_s, wait_s in run["waits"] if from_s <= at_s <= to_s)
 
 
 def draw_flushing(flushed: list[tuple[int, float]], kept: list[tuple[int, float]]) -> None:
@@ -202,10 +200,10 @@ def draw_flushing(flushed: list[tuple[int, float]], kept: list[tuple[int, float]
     _save(figure, "gcs_flushing")
 
 
-def draw_reconfiguration(found: dict[str, dict[str, Any]]) -> None:
+def draw_reconfiguration(runs: dict[str, dict[str, Any]]) -> None:
     """The longest wait in each 10 ms, around the time of the kill."""
     figure, axes = _axes("seconds after the kill", "longest wait in 10 ms, ms")
-    for victim, run in found.items():
+    for victim, run in runs.items():
         bins: dict[int, float] = {}
         for at_s, wait_s in run["waits"]:
             place = int((at_s - run["killed_s"]) / SAMPLE_S // 1)
@@ -264,30 +262,30 @@ def main() -> None:
         print(json.dumps(memory(arguments.rows, arguments.memory == "flushed")))
         return
 
-    found: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = {}
     waits: dict[str, dict[str, Any]] = {}
     calm: list[float] = []
     mending: list[float] = []
     for _ in range(arguments.rounds):
         with tempfile.TemporaryDirectory() as folder:
             for name, value in costs(arguments.rows, Path(folder)).items():
-                found.setdefault(name, []).append(value)
+                samples.setdefault(name, []).append(value)
             for victim in MEMBERS:
                 waits[victim] = reconfigure(arguments.seconds, victim, Path(folder))
                 calm.append(longest(waits[victim], reconfiguring=False) * 1e3)
                 mending.append(longest(waits[victim], reconfiguring=True) * 1e3)
-    flushed, kept = (in_a_process(arguments.rows, how) for how in ("flushed", "kept"))
+    flushed, kept = (in_a_process(arguments.rows, mode) for mode in ("flushed", "kept"))
 
     rows = arguments.rows
-    report("put/dict", "us", found["put"], found["dict"], rows=rows)
-    report("written/executemany", "us", found["last"], found["executemany"], rows=rows)
-    report("growth/first", "us", found["last"], found["first"], rows=rows)
+    report("put/dict", "us", samples["put"], samples["dict"], rows=rows)
+    report("written/executemany", "us", samples["last"], samples["executemany"], rows=rows)
+    report("growth/first", "us", samples["last"], samples["first"], rows=rows)
     added = [max(uss for _, uss in points) - points[0][1] for points in (flushed, kept)]
-    at = {
-        f"{how}_mb": {str(n): round(uss / MB, 1) for n, uss in points[:: len(points) // 4]}
-        for how, points in (("flushed", flushed), ("kept", kept))
+    points_mb = {
+        f"{mode}_mb": {str(n): round(uss / MB, 1) for n, uss in points[:: len(points) // 4]}
+        for mode, points in (("flushed", flushed), ("kept", kept))
     }
-    report("memory/kept", "MB", [added[0] / MB], [added[1] / MB], rows=rows, **at)
+    report("memory/kept", "MB", [added[0] / MB], [added[1] / MB], rows=rows, **points_mb)
     report("reconfiguration/steady", "ms", mending, calm, worst=round(max(mending), 3), replicas=3)
     draw_flushing(flushed, kept)
     draw_reconfiguration(waits)

@@ -112,15 +112,15 @@ def peers(method: str) -> Iterator[Callable[[], Callable[[str], int]]]:
     started = []
 
     def start() -> Callable[[str], int]:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(theirs,))
+        parent, child = context.Pipe()
+        process = context.Process(target=serve, args=(child,))
         process.start()
-        theirs.close()
-        started.append((process, ours))
+        child.close()
+        started.append((process, parent))
 
         def call(request: str) -> int:
-            ours.send(request)
-            pid: int = ours.recv()
+            parent.send(request)
+            pid: int = parent.recv()
             return pid
 
         return call
@@ -128,8 +128,8 @@ def peers(method: str) -> Iterator[Callable[[], Callable[[str], int]]]:
     try:
         yield start
     finally:
-        for process, ours in started:
-            ours.send(None)
+        for process, parent in started:
+            parent.send(None)
             process.join()
 
 
@@ -169,8 +169,8 @@ def pss(pid: int) -> int:
 def import_s(module: str) -> float:
     """Seconds a fresh interpreter takes to import a module, measured inside."""
     code = f"import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return float(done.stdout)
+    command = [sys.executable, "-c", code]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def forget_fork_server() -> None:
@@ -182,30 +182,30 @@ def forget_fork_server() -> None:
 
 def measure(number: int) -> dict[str, list[float]]:
     """One round: every quantity of both sides, in turn."""
-    found: dict[str, list[float]] = {}
+    quantities: dict[str, list[float]] = {}
     begin = time.perf_counter()
     with gmis() as start:
         start()("pid")
-        found["first"] = [time.perf_counter() - begin]
-        found["further"] = one_by_one(start, number)
-        found["together"] = [together(start, number)]
+        quantities["first"] = [time.perf_counter() - begin]
+        quantities["further"] = one_by_one(start, number)
+        quantities["together"] = [together(start, number)]
     with gmis() as start:
-        found["memory"] = [memory(start, number, runtime.preloaded().pid)]
+        quantities["memory"] = [memory(start, number, runtime.preloaded().pid)]
     begin = time.perf_counter()
     with peers("spawn") as start:
         start()("pid")
-        found["first/spawn"] = [time.perf_counter() - begin]
-        found["further/spawn"] = one_by_one(start, min(number, 3))
-        found["together/spawn"] = [together(start, number)]
+        quantities["first/spawn"] = [time.perf_counter() - begin]
+        quantities["further/spawn"] = one_by_one(start, min(number, 3))
+        quantities["together/spawn"] = [together(start, number)]
     with peers("spawn") as start:
-        found["memory/spawn"] = [memory(start, number, None)]
+        quantities["memory/spawn"] = [memory(start, number, None)]
     with peers("forkserver") as start:
         start()("pid")
-        found["further/forkserver"] = one_by_one(start, number)
+        quantities["further/forkserver"] = one_by_one(start, number)
     forget_fork_server()
-    found["import"] = [import_s("gmi_drl.runtime")]
-    found["import/torch"] = [import_s("torch")]
-    return found
+    quantities["import"] = [import_s("gmi_drl.runtime")]
+    quantities["import/torch"] = [import_s("torch")]
+    return quantities
 
 
 def main() -> None:
@@ -225,19 +225,19 @@ def main() -> None:
         "memory/spawn",
         "import/torch",
     ):
-        what, scale, unit = row.split("/")[0], 1.0, "s"
-        if what == "memory":
+        quantity, scale, unit = row.split("/")[0], 1.0, "s"
+        if quantity == "memory":
             scale, unit = MIB, "MiB"
-        ours = [statistics.median(found[what]) / scale for found in rounds]
-        theirs = [statistics.median(found[row]) / scale for found in rounds]
-        worst = max(max(found[what]) for found in rounds) / scale
-        kept = emit_pairs(
-            "runtime_start", row, unit, ours, theirs,
+        ours = [statistics.median(quantities[quantity]) / scale for quantities in rounds]
+        peer_values = [statistics.median(quantities[row]) / scale for quantities in rounds]
+        worst = max(max(quantities[quantity]) for quantities in rounds) / scale
+        result = emit_pairs(
+            "runtime_start", row, unit, ours, peer_values,
             smaller_is_better=True, digits=4, gmis=arguments.gmis, worst=round(worst, 4),
         )  # fmt: skip
         print(
-            f"{row:20} {kept['value']:9.4f} {unit:4} peer {kept['peer']:9.4f}  "
-            f"{kept['ratio']:7.1f}x",
+            f"{row:20} {result['value']:9.4f} {unit:4} peer {result['peer']:9.4f}  "
+            f"{result['ratio']:7.1f}x",
             file=sys.stderr,
         )
 

@@ -75,10 +75,10 @@ def _measure(name: str, quick: bool) -> Series:
                 seconds(partial(all_reduce, side, members)) for _ in range(_repeats(nbytes, quick))
             ]
             points.append((float(nbytes), statistics.median(times)))
-            found = side.get(members[0].part.remote(0))[0]
+            value = side.get(members[0].part.remote(0))[0]
             expected = sum(range(1, _RANKS + 1)) * float(_RANKS) ** (1 + len(times))
-            if not np.isclose(found, expected, rtol=1e-4):
-                raise RuntimeError(f"the sum is {found}; it should be {expected}.")
+            if not np.isclose(value, expected, rtol=1e-4):
+                raise RuntimeError(f"the sum is {value}; it should be {expected}.")
             for member in members:
                 side.api.kill(member)
     finally:

@@ -61,13 +61,13 @@ def merge(rounds: Sequence[Series]) -> Curves:
     """Rounds of the same measurement as curves; an x may be missing in some."""
     curves: Curves = {}
     for label in dict.fromkeys(label for series in rounds for label in series):
-        found: dict[float, list[float]] = {}
+        values_at: dict[float, list[float]] = {}
         for series in rounds:
             for x, y in series.get(label, ()):
-                found.setdefault(x, []).append(y)
-        columns = [found[x] for x in sorted(found)]
+                values_at.setdefault(x, []).append(y)
+        columns = [values_at[x] for x in sorted(values_at)]
         curves[label] = Curve(
-            sorted(found),
+            sorted(values_at),
             [statistics.median(column) for column in columns],
             [min(column) for column in columns],
             [max(column) for column in columns],

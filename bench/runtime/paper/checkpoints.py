@@ -75,8 +75,8 @@ def _measure(label: str, quick: bool) -> Series:
     try:
         with tempfile.TemporaryDirectory() as folder:
             for done in _DONE[:: 3 if quick else 1]:
-                again, spent_s = _one(side, Path(folder) / "log", _EVERY[label], done)
-                series[label].append((done, again))
+                rerun, spent_s = _one(side, Path(folder) / "log", _EVERY[label], done)
+                series[label].append((done, rerun))
                 series[label + _TIME].append((done, spent_s))
     finally:
         side.api.shutdown()

@@ -54,7 +54,7 @@ def _chains(side: Side, name: str, log: Path, phase_s: float) -> Series:
     warm_up(side, side.task(noop))
     chains = {task.remote((0, 0), str(log)): 0 for _ in range(_CHAINS)}
     pids: set[int] = set()
-    done: list[float] = []
+    finished_s: list[float] = []
     losses, begin = 0, time.perf_counter()
     while (now := time.perf_counter() - begin) < (_LOSSES + 1) * phase_s:
         if now > (losses + 1) * phase_s and losses < _LOSSES:
@@ -70,21 +70,21 @@ def _chains(side: Side, name: str, log: Path, phase_s: float) -> Series:
             if number != length + 1:
                 raise RuntimeError(f"link {length + 1} of a chain says that it is {number}.")
             pids.add(pid)
-            done.append(time.perf_counter() - begin)
+            finished_s.append(time.perf_counter() - begin)
             chains[task.remote(ref, str(log))] = number
     side.get(list(chains))
-    again = log.stat().st_size - len(done) - len(chains)
+    rerun = log.stat().st_size - len(finished_s) - len(chains)
     return {
-        _LABELS[name]: _rate(done, (_LOSSES + 1) * phase_s),
-        _LABELS[name] + _AGAIN: [(float(_LOSSES), float(again))],
+        _LABELS[name]: _rate(finished_s, (_LOSSES + 1) * phase_s),
+        _LABELS[name] + _AGAIN: [(float(_LOSSES), float(rerun))],
     }
 
 
-def _rate(done: list[float], end_s: float) -> list[tuple[float, float]]:
+def _rate(finished_s: list[float], end_s: float) -> list[tuple[float, float]]:
     bins = [0] * int(end_s / _BIN_S)
-    for when in done:
-        if when < end_s:
-            bins[min(int(when / _BIN_S), len(bins) - 1)] += 1
+    for time_s in finished_s:
+        if time_s < end_s:
+            bins[min(int(time_s / _BIN_S), len(bins) - 1)] += 1
     return [((i + 0.5) * _BIN_S, count / _BIN_S) for i, count in enumerate(bins)]
 
 
@@ -92,13 +92,13 @@ def _draw(curves: Curves, picture: Picture) -> None:
     axes = picture.subplots()
     for name, label in _LABELS.items():
         if label in curves:
-            again = curves[label + _AGAIN].y[0]
-            plot(axes, curves[label], f"{label} ({again:g} tasks run again)", COLORS[name], "-")
+            rerun = curves[label + _AGAIN].y[0]
+            plot(axes, curves[label], f"{label} ({rerun:g} tasks run again)", COLORS[name], "-")
             end_s = curves[label].x[-1] + _BIN_S / 2
     for loss in range(1, _LOSSES + 1):
-        when = loss * end_s / (_LOSSES + 1)
-        axes.axvline(when, color="red", linewidth=1, linestyle=":")
-        axes.annotate("all workers killed", (when, 0), (3, 3), fontsize=7, color="red",
+        loss_s = loss * end_s / (_LOSSES + 1)
+        axes.axvline(loss_s, color="red", linewidth=1, linestyle=":")
+        axes.annotate("all workers killed", (loss_s, 0), (3, 3), fontsize=7, color="red",
                       textcoords="offset points")  # fmt: skip
     axes.set(xlabel="time (s)", ylabel="tasks a second", ylim=(0, None))
     axes.set_title(f"{_CHAINS} chains of {_TASK_S * 1e3:g} ms tasks on 2 CPUs")

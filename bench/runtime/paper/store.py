@@ -67,9 +67,9 @@ def _draw(curves: Curves, picture: Picture) -> None:
         )
         plot(left, scaled, label, colors[label])
         plot(right, curve, label, colors[label])
-    for axes, what in ((left, "GB a second"), (right, "objects a second")):
+    for axes, quantity in ((left, "GB a second"), (right, "objects a second")):
         size_axis(axes, _SIZES)
-        axes.set(yscale="log", xlabel="size of an object", ylabel=what)
+        axes.set(yscale="log", xlabel="size of an object", ylabel=quantity)
         axes.tick_params(axis="x", labelrotation=45)
         axes.legend(fontsize="small")
     picture.suptitle("Storing objects, one process")

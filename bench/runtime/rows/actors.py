@@ -69,9 +69,9 @@ def _pipelined(side: Side, actors: int) -> float:
     side.get([handle.add.remote() for _ in range(200) for handle in handles])
 
     def calls() -> None:
-        found = side.get([handle.add.remote() for _ in range(number) for handle in handles])
-        if found[-1] != 200 + number:
-            raise RuntimeError(f"the last call counted {found[-1]}; it should be {200 + number}.")
+        counts = side.get([handle.add.remote() for _ in range(number) for handle in handles])
+        if counts[-1] != 200 + number:
+            raise RuntimeError(f"the last call counted {counts[-1]}; it should be {200 + number}.")
 
     return number * actors / seconds(calls)
 
@@ -82,12 +82,12 @@ def actor_killed_answers_again(side: Side) -> dict[str, float]:
     A call that fails in between is made again at once, as a user would have to.
     """
     (handle,) = _answering(side, 1, max_restarts=1)
-    before = side.get(handle.pid.remote())
+    pid = side.get(handle.pid.remote())
     begin = time.perf_counter()
-    os.kill(before, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     while time.perf_counter() - begin < GET_S:
         try:
-            if side.api.get(handle.pid.remote(), timeout=GET_S) != before:
+            if side.api.get(handle.pid.remote(), timeout=GET_S) != pid:
                 return {"s": time.perf_counter() - begin}
         except Exception:
             time.sleep(0.001)

@@ -36,10 +36,10 @@ def _put(side: Side, nbytes: int, number: int) -> dict[str, float]:
     spent_s = time.perf_counter() - begin
     del ref
     rate = number * nbytes / spent_s
-    found = {"per_s": number / spent_s, "GB_per_s": rate / 1e9}
+    rates = {"per_s": number / spent_s, "GB_per_s": rate / 1e9}
     if nbytes >= 100 * _MB:  # less than that is copied within the processor's caches
-        found["share_of_memcpy"] = rate / memcpy_bytes_per_s(nbytes)
-    return found
+        rates["share_of_memcpy"] = rate / memcpy_bytes_per_s(nbytes)
+    return rates
 
 
 def put_1KB(side: Side) -> dict[str, float]:
@@ -56,19 +56,19 @@ def put_100MB(side: Side) -> dict[str, float]:
 
 def _get(side: Side, nbytes: int, number: int) -> dict[str, float]:
     """Objects that this process stored and has not read yet, few at a time."""
-    value, at_once = np.ones(nbytes, np.uint8), min(side.count(number), max(4, 100 * _MB // nbytes))
-    spent_s, done = 0.0, -at_once  # the first lot is for warming up
+    value, batch = np.ones(nbytes, np.uint8), min(side.count(number), max(4, 100 * _MB // nbytes))
+    spent_s, done = 0.0, -batch  # the first lot is for warming up
     while done < side.count(number):
-        refs = [side.api.put(value) for _ in range(at_once)]
+        refs = [side.api.put(value) for _ in range(batch)]
         begin = time.perf_counter()
         for ref in refs:
-            found = side.api.get(ref)
+            array = side.api.get(ref)
         if done >= 0:
             spent_s += time.perf_counter() - begin
-        done += at_once
-        if found.nbytes != nbytes or found[-1] != 1:
-            raise RuntimeError(f"what was stored as {nbytes} ones came back as {found!r}.")
-        del found, ref, refs
+        done += batch
+        if array.nbytes != nbytes or array[-1] != 1:
+            raise RuntimeError(f"what was stored as {nbytes} ones came back as {array!r}.")
+        del array, ref, refs
     return {"per_s": done / spent_s}
 
 
@@ -96,26 +96,26 @@ def ones(nbytes: int) -> Any:
 def argument_10MB_by_reference(side: Side) -> dict[str, float]:
     """Tasks that share one stored array, 20 submitted, then collected."""
     task, ref = side.task(last_item), side.api.put(ones(10 * _MB))
-    return _in_lots(side, lambda: task.remote(ref), 1_000)
+    return _in_batches(side, lambda: task.remote(ref), 1_000)
 
 
 def argument_10MB_inline(side: Side) -> dict[str, float]:
     """Tasks each of which is given the array itself."""
     task, array = side.task(last_item), ones(10 * _MB)
-    return _in_lots(side, lambda: task.remote(array), 200)
+    return _in_batches(side, lambda: task.remote(array), 200)
 
 
 def result_10MB(side: Side) -> dict[str, float]:
     """Tasks that return an array."""
     task = side.task(ones)
-    return _in_lots(side, lambda: task.remote(10 * _MB), 200)
+    return _in_batches(side, lambda: task.remote(10 * _MB), 200)
 
 
-def _in_lots(side: Side, submit: Any, number: int, lot: int = 20) -> dict[str, float]:
-    def one() -> None:
+def _in_batches(side: Side, submit: Any, number: int, lot: int = 20) -> dict[str, float]:
+    def submit_batch() -> None:
         side.get([submit() for _ in range(lot)])
 
-    one()
-    one()
+    submit_batch()
+    submit_batch()
     lots = max(1, side.count(number) // lot)
-    return {"per_s": lots * lot / seconds(one, lots)}
+    return {"per_s": lots * lot / seconds(submit_batch, lots)}

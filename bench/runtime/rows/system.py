@@ -33,16 +33,16 @@ def idle(side: Side) -> dict[str, float]:
     `memory_beyond_driver_MB`.
     """
     driver = psutil.Process()
-    before = driver.memory_full_info().pss
+    pss_before = driver.memory_full_info().pss
     side.init()
     side.get([side.task(noop).remote() for _ in range(100)])
     time.sleep(_SETTLE_S)
     everyone = driver.children(recursive=True)
-    growth = driver.memory_full_info().pss - before
+    growth = driver.memory_full_info().pss - pss_before
     begin, used = time.perf_counter(), _cpu_s([driver, *everyone])
     time.sleep(_IDLE_S)
     used = _cpu_s([driver, *everyone]) - used
-    found = {
+    results = {
         "memory_beyond_driver_MB": sum(p.memory_full_info().pss for p in everyone) / _MB,
         "driver_growth_MB": growth / _MB,
         "processes": len(everyone),
@@ -50,7 +50,7 @@ def idle(side: Side) -> dict[str, float]:
         "cpu_percent": 100 * used / (time.perf_counter() - begin),
     }
     side.api.shutdown()
-    return found
+    return results
 
 
 def _cpu_s(processes: list[psutil.Process]) -> float:

@@ -94,6 +94,6 @@ def task_retried_after_crash(side: Side) -> dict[str, float]:
         return {"s": seconds(lambda: side.get(task.remote(f"{folder}/crashed")))}
 
 
-def _check(found: object, expected: object) -> None:
-    if found != expected:
-        raise RuntimeError(f"the result is {found!r}; it should be {expected!r}.")
+def _check(result: object, expected: object) -> None:
+    if result != expected:
+        raise RuntimeError(f"the result is {result!r}; it should be {expected!r}.")
