@@ -207,16 +207,16 @@ def _read(nvml: Any, gpu: _Gpu, uuids: Sequence[str] | None) -> tuple[Device, fr
     return device, driver.read_cores(nvml, gpu.handle, device.numa_node)
 
 
-def _cores(wanted: Sequence[int] | None) -> list[int]:
+def _cores(cores: Sequence[int] | None) -> list[int]:
     cpus = os.sched_getaffinity(0)
-    if wanted is None:
+    if cores is None:
         return sorted(cpus)
-    missing = sorted(set(wanted) - cpus)
-    if missing or not wanted:
+    missing = sorted(set(cores) - cpus)
+    if missing or not cores:
         raise DiscoveryError(
-            f"hardware.cores={list(wanted)}; this process may use {sorted(cpus)}. Choose of those."
+            f"hardware.cores={list(cores)}; this process may use {sorted(cpus)}. Choose of those."
         )
-    return sorted(set(wanted))
+    return sorted(set(cores))
 
 
 def _with_cores(

@@ -294,15 +294,15 @@ def _match(requests: Sequence[int], existing: Sequence[MigInstance]) -> dict[int
     return matched
 
 
-def _find_starts(wanted: Sequence[Profile], taken: frozenset[int]) -> list[int] | None:
+def _find_starts(profiles: Sequence[Profile], taken: frozenset[int]) -> list[int] | None:
     """Returns a start for each profile, ascending for equal ones; None if they do not fit."""
-    if not wanted:
+    if not profiles:
         return []
     # The highest start first: 3g before 4g keeps place 0 free for profiles that need it.
-    for start in reversed(wanted[0].starts):
-        cover = covered(start, wanted[0].size)
+    for start in reversed(profiles[0].starts):
+        cover = covered(start, profiles[0].size)
         if taken.isdisjoint(cover):
-            rest = _find_starts(wanted[1:], taken.union(cover))
+            rest = _find_starts(profiles[1:], taken.union(cover))
             if rest is not None:
                 return [start, *rest]
     return None

@@ -120,7 +120,7 @@ class DeviceMemory:
             cause = cause.__cause__
         return None
 
-    def _error(self, said: str) -> DeviceMemoryError:
+    def _error(self, detail: str) -> DeviceMemoryError:
         peaks, share = self._peaks(), self.share
         size = "it is not known" if share is None else f"{_gib(share.nbytes)}, {share.why}"
         if self._bound is not None and share is not None and self._bound != share.nbytes:
@@ -130,7 +130,7 @@ class DeviceMemory:
             None if share is None else share.nbytes,
             sum(peaks.values()),
             f"{self._name()}: the device's memory ran out. Its share: {size}. It has held at most "
-            f"{_gib(sum(peaks.values()))}{_parts(peaks)}. {self._remedy()} ({said})",
+            f"{_gib(sum(peaks.values()))}{_parts(peaks)}. {self._remedy()} ({detail})",
         )
 
     def _name(self) -> str:
@@ -194,8 +194,8 @@ _COUNTED: Final[tuple[tuple[str, str, Callable[[Any, torch.device], int]], ...]]
 )
 
 
-def _parts(held: dict[str, int]) -> str:
-    return f" ({', '.join(f'{name} {_gib(nbytes)}' for name, nbytes in held.items())})"
+def _parts(peaks: dict[str, int]) -> str:
+    return f" ({', '.join(f'{name} {_gib(nbytes)}' for name, nbytes in peaks.items())})"
 
 
 def _gib(nbytes: int) -> str:

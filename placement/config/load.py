@@ -142,7 +142,7 @@ def _apply(data: dict[str, Any], overrides: Iterable[str]) -> tuple[list[Fault],
     return faults, overridden
 
 
-def _set_value(data: dict[str, Any], keys: Keys, value: Any, where: str) -> Fault | None:
+def _set_value(data: dict[str, Any], keys: Keys, value: Any, option: str) -> Fault | None:
     section = data
     for depth, key in enumerate(keys[:-1]):
         child = section.get(key)
@@ -153,7 +153,7 @@ def _set_value(data: dict[str, Any], keys: Keys, value: Any, where: str) -> Faul
         if not isinstance(child, dict):
             parent = ".".join(keys[: depth + 1])
             rule = f"{parent} is {child!r}, which has no keys"
-            return Fault(where, value, rule, f"Set {parent} itself.")
+            return Fault(option, value, rule, f"Set {parent} itself.")
         section = child
     section[keys[-1]] = value
     return None

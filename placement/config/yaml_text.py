@@ -112,16 +112,16 @@ def read_value(text: str) -> Any:
 
 
 def _walk(
-    node: yaml.Node, path: Path, lines: dict[Path, int], faults: list[Fault], been: set[int]
+    node: yaml.Node, path: Path, lines: dict[Path, int], faults: list[Fault], visited: set[int]
 ) -> None:
-    if id(node) in been:  # an alias, perhaps of a node around it
+    if id(node) in visited:  # an alias, perhaps of a node around it
         return
-    been.add(id(node))
+    visited.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for number, value in enumerate(node.value):
             child_path = (*path, str(number))
             lines.setdefault(child_path, value.start_mark.line + 1)
-            _walk(value, child_path, lines, faults, been)
+            _walk(value, child_path, lines, faults, visited)
     if not isinstance(node, yaml.MappingNode):
         return
     first_lines: dict[str, int] = {}
@@ -135,7 +135,7 @@ def _walk(
             faults.append(Fault(".".join(child_path), ABSENT, rule, "Keep one of them.", line))
         first_lines.setdefault(name, line)
         lines.setdefault(child_path, line)
-        _walk(value, child_path, lines, faults, been)
+        _walk(value, child_path, lines, faults, visited)
 
 
 def _syntax_fault(error: yaml.YAMLError, source: str) -> Fault:

@@ -98,10 +98,10 @@ class Requests:
         self._loop.touched.add(process.channel)
         self._maybe_unblocked(process)
 
-    def _want(self, process: Process, wanted: Sequence[bytes], values: bool) -> None:
+    def _want(self, process: Process, ids: Sequence[bytes], values: bool) -> None:
         """Sends objects to a process; if its call has to wait for some, its CPUs are lent."""
         must_wait = False
-        for id in wanted:
+        for id in ids:
             slot = self._objects.slots.get(id) or self._lineage.wanted(id)
             if slot.state == PENDING:
                 if slot.seekers is None:

@@ -103,9 +103,9 @@ class GlobalScheduler:
                     total_s += worker.work_s - running.cost_s
         return total_s / local.resources.cpus
 
-    def _guess_s(self, local: LocalScheduler, function: bytes, asked: bytes) -> float:
+    def _guess_s(self, local: LocalScheduler, function: bytes, default_function: bytes) -> float:
         """Returns the mean run time measured on that device, else on any; else that of `asked`."""
-        for candidate in (function, asked):
+        for candidate in (function, default_function):
             for device in (local, *self._locals.values()):
                 mean_s = device.run_times.get(candidate)
                 if mean_s is not None:

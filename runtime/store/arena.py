@@ -290,25 +290,25 @@ def _os_error(what: str) -> OSError:
     return OSError(error, f"{what}: {os.strerror(error)}. Give init(object_store_bytes=...) less.")
 
 
-def _move(to: int, views: list[memoryview], nbytes: int) -> None:
+def _move(target: int, views: list[memoryview], nbytes: int) -> None:
     """Copies the views, together `nbytes`, one after the other to an address."""
     import numpy as np  # unlike ctypes it tells the address of read-only memory
 
     pieces = []
     for view in views:
         source = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
-        pieces.append((to, source, len(view)))
-        to += len(view)
+        pieces.append((target, source, len(view)))
+        target += len(view)
     if nbytes < _TWO_THREADS_FROM or len(os.sched_getaffinity(0)) < 2:
         _move_pieces(pieces)
         return
     half, left_bytes = [], nbytes // 2
     while left_bytes:
-        to, source, length = pieces.pop(0)
+        target, source, length = pieces.pop(0)
         taken_bytes = min(length, left_bytes)
-        half.append((to, source, taken_bytes))
+        half.append((target, source, taken_bytes))
         if taken_bytes < length:
-            pieces.insert(0, (to + taken_bytes, source + taken_bytes, length - taken_bytes))
+            pieces.insert(0, (target + taken_bytes, source + taken_bytes, length - taken_bytes))
         left_bytes -= taken_bytes
     helper = threading.Thread(target=_move_pieces, args=(half,), name="gmi-drl-copy", daemon=True)
     try:
@@ -324,5 +324,5 @@ def _move(to: int, views: list[memoryview], nbytes: int) -> None:
 
 
 def _move_pieces(pieces: list[tuple[int, int, int]]) -> None:
-    for to, source, length in pieces:
-        ctypes.memmove(to, source, length)
+    for target, source, length in pieces:
+        ctypes.memmove(target, source, length)

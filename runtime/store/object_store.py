@@ -299,22 +299,22 @@ class ObjectStore:
             out.append(Restore(stored.key, offset, stored.nbytes))
 
     def _refuse(
-        self, first: _StoredObject, reason: str, out: list[Instruction], pinned: bool = False
+        self, stored: _StoredObject, reason: str, out: list[Instruction], pinned: bool = False
     ) -> None:
         self._waiting.popleft()
-        refuse = Refuse(first.key, reason, pinned)
-        if first.state == "creating":
+        refuse = Refuse(stored.key, reason, pinned)
+        if stored.state == "creating":
             out.append(refuse)
-            self._drop(first, out)
+            self._drop(stored, out)
         else:
-            out.extend([refuse] * first.waiting)
-            first.waiting = 0
+            out.extend([refuse] * stored.waiting)
+            stored.waiting = 0
 
     def _to_free(
-        self, wanted: _StoredObject, candidates: Iterable[_StoredObject]
+        self, stored: _StoredObject, candidates: Iterable[_StoredObject]
     ) -> list[_StoredObject] | None:
         offsets = (candidate.offset for candidate in candidates if candidate.offset is not None)
-        chosen = self._allocator.to_free(wanted.nbytes, offsets)
+        chosen = self._allocator.to_free(stored.nbytes, offsets)
         return None if chosen is None else [self._at[offset] for offset in chosen]
 
     def _evict(self, victim: _StoredObject, out: list[Instruction]) -> None:
@@ -328,10 +328,10 @@ class ObjectStore:
             self._busy[victim.key] = victim
             out.append(Spill(victim.key, victim.offset, victim.nbytes))
 
-    def _will_be_free(self, busy: _StoredObject) -> bool:
+    def _will_be_free(self, stored: _StoredObject) -> bool:
         """Returns whether its block will be free once the driver has reported."""
-        return not busy.pins and (
-            busy.state == "spilling" or self._objects.get(busy.key) is not busy
+        return not stored.pins and (
+            stored.state == "spilling" or self._objects.get(stored.key) is not stored
         )
 
     def _unsealed(self) -> Iterator[_StoredObject]:

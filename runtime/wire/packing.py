@@ -391,9 +391,9 @@ def _cloudpickle() -> Any:
     import cloudpickle
 
     class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-        def __init__(self, file: io.BytesIO, beside: OutOfBand) -> None:
-            super().__init__(file, protocol=5, buffer_callback=beside.take)
-            self._beside = beside
+        def __init__(self, file: io.BytesIO, out_of_band: OutOfBand) -> None:
+            super().__init__(file, protocol=5, buffer_callback=out_of_band.take)
+            self._beside = out_of_band
 
         def reducer_override(self, obj: Any) -> Any:
             torch = sys.modules.get("torch")

@@ -295,9 +295,9 @@ class MigSlices(Slices):
             )
         self._instances[gmi.gmi_id] = instance
 
-    def _note(self, what: dict[str, Any]) -> int:
-        number = self._lease.note(what)
-        self._noted[number] = what
+    def _note(self, note: dict[str, Any]) -> int:
+        number = self._lease.note(note)
+        self._noted[number] = note
         return number
 
     def _strike(self, number: int) -> None:

@@ -273,7 +273,7 @@ class MpsSlices(Slices):
         self._daemons.release()
 
 
-def _verify_share(spec: GmiSpec, device: Device, seen: int) -> None:
+def _verify_share(spec: GmiSpec, device: Device, sm_count: int) -> None:
     """Raises SliceError if CUDA reports another share; warns if it may be a rounded one."""
     if device.sm_count is None:  # nothing to compare with
         return
@@ -283,14 +283,14 @@ def _verify_share(spec: GmiSpec, device: Device, seen: int) -> None:
         expected, tolerance = _share_sms(spec, device.sm_count), _ROUNDING
     text = (
         f"GmiSpec {spec.gmi_id}: sm_percent={spec.sm_percent}, {expected} of {device.sm_count} "
-        f"SMs; CUDA gives {seen}."
+        f"SMs; CUDA gives {sm_count}."
     )
-    if abs(seen - expected) > _MAX_DEVIATION:
+    if abs(sm_count - expected) > _MAX_DEVIATION:
         raise SliceError(
             f"{text} Something sets another share after the GMI was started, or the daemon's own "
             "is lower: remove CUDA_MPS_ACTIVE_THREAD_PERCENTAGE."
         )
-    if abs(seen - expected) > tolerance:
+    if abs(sm_count - expected) > tolerance:
         runtime.emit({"kind": "warning", "message": f"{text} That is what it computes on."})
 
 
