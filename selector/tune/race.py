@@ -68,10 +68,10 @@ Train = Callable[[Candidate, float, int], TrainingCurve | Failed]  # for so many
 def finalists(
     winner: Candidate, own: Candidate | None, rivals: Sequence[Candidate], seconds: float
 ) -> list[Candidate]:
-    """Picks whom to race in `seconds`: the predicted best, first; the config as given; others.
+    """Picks the candidates of a race: the predicted best, the config as given, and rivals.
 
-    Of `rivals`, the best first, those that are cut otherwise, or simulate clearly more or fewer
-    environments; only as many as can train long enough.
+    Rivals are taken in their order, the best first, if they split a device otherwise, or simulate
+    clearly more or fewer environments; only as many as can train long enough in `seconds`.
     """
     most = min(FINALISTS, int(seconds / 2 / LEAST_S))
     chosen = [winner, *([own] if own is not None and own in rivals else [])]
@@ -93,7 +93,7 @@ def _alike(one: Candidate, other: Candidate) -> bool:
 
 @dataclass(frozen=True)
 class _Round:
-    """Holds one round: whose return was seen, the best first, and whose rose."""
+    """Holds one round: candidates with a return, the best first, and whose return rose."""
 
     standing: Sequence[tuple[Candidate, float]]
     risen: frozenset[Candidate]
@@ -104,7 +104,7 @@ class _Round:
         return dict(self.standing).get(candidate)
 
     def leader(self, predicted: Candidate) -> Candidate:
-        """Returns who is ahead: what was predicted to be best, unless another is."""
+        """Returns the candidate that leads: the predicted one, unless another is ahead."""
         leader = self.standing[0][0] if self.standing else predicted
         unseen = self.mean_of(predicted) is None and predicted not in self.failed
         return predicted if unseen and leader not in self.risen else leader

@@ -342,8 +342,8 @@ def _tuner_lock(title: str, view: ViewName) -> Iterator[None]:
 
     def waits(holder: str) -> None:
         if view != "none":
-            most = f"{TUNER_TIMEOUT.total_seconds():.0f} s at most"
-            print(f"waiting for {holder}, which measures on this machine, {most}", flush=True)
+            limit = f"{TUNER_TIMEOUT.total_seconds():.0f} s at most"
+            print(f"waiting for {holder}, which measures on this machine, {limit}", flush=True)
 
     with locked(path, TUNER_TIMEOUT, name, waits) as lock:
         if not lock.held and lock.holder:

@@ -150,7 +150,7 @@ def config_of(config: Config, candidate: Candidate, layout_file: Path | None = N
 def own_of(config: Config, space: Space) -> Candidate | None:
     """Returns the candidate that is `config` as it is given; None if none of `space` is."""
     own = (config.layout.gmi_per_gpu, config.env.num_env, config.algorithm.horizon)
-    candidates = (one for row in space.rows for one in row)
+    candidates = (candidate for row in space.rows for candidate in row)
     return next((c for c in candidates if (c.row.gmi_per_gpu, c.num_env, c.horizon) == own), None)
 
 

@@ -165,8 +165,8 @@ class _Default:
             highest, candidate = max(open_places, key=lambda place: (place[0], place[1].samples))
             best = self.known.best()
             if best is not None:
-                kept = self.known.asked >= self.limit - self.kept
-                noisy = kept and self.known.error(best) > QUIET
+                is_reserve = self.known.asked >= self.limit - self.kept
+                noisy = is_reserve and self.known.error(best) > QUIET
                 if highest <= max(self._best() * (1 + WORTH), self._hope(best) if noisy else 0.0):
                     return
             self._ask(candidate)
@@ -197,9 +197,9 @@ class _Default:
                 return
             self._ask(known.rows[row][target])
 
-    def _hope(self, one: Candidate) -> float:
+    def _hope(self, candidate: Candidate) -> float:
         """Returns what it may truly be, as far as noise can hide it."""
-        return self.known.steps_per_s(one) * (1 + DOUBT * self.known.error(one))
+        return self.known.steps_per_s(candidate) * (1 + DOUBT * self.known.error(candidate))
 
     def _best(self, row: int | None = None) -> float:
         best = self.known.best(row)
@@ -235,12 +235,12 @@ def in_row(known: Observations, row: int, gap: int = 1) -> list[Place]:
     if not done:
         return []
     places = [(range(i + 1, j), (i + j) // 2) for i, j in pairwise(done) if j - i > gap]
-    for at in (above(known, row, _STEP), max(done[0] - _STEP, 0)):
-        places.append((range(at, at + 1), at))
+    for index in (above(known, row, _STEP), max(done[0] - _STEP, 0)):
+        places.append((range(index, index + 1), index))
     return [
-        (max(bound(known, row, i) for i in within), candidates[at])
-        for within, at in places
-        if not known.is_done(candidates[at]) and at < top
+        (max(bound(known, row, i) for i in within), candidates[index])
+        for within, index in places
+        if not known.is_done(candidates[index]) and index < top
     ]
 
 

@@ -60,7 +60,7 @@ class _Presence:
 
     @classmethod
     def lock(cls, how: int, numbers: Collection[int]) -> None:
-        """Locks those bytes that nobody here uses, or lets them go, where there are locks."""
+        """Locks or unlocks the bytes that nothing else in this process uses, where locks work."""
         for byte in numbers:
             if cls.file is not None and not cls.users[byte]:
                 with suppress(OSError):
@@ -69,7 +69,7 @@ class _Presence:
 
 @contextmanager
 def at_work(topology: Topology | None = None) -> Iterator[None]:
-    """Lets others know, while the block runs, and of which devices are used.
+    """Announces to other runs that this one works, and on which devices, while the block runs.
 
     Never waits, and never raises for want of a lock.
     """
@@ -100,7 +100,7 @@ def other_at_work() -> str:
 def overlaps(topology: Topology) -> list[str]:
     """Tells who else works on these devices now, in a process that is `at_work`.
 
-    Nobody is told of a GPU that the run has a share of: others have the rest.
+    A GPU of which the run has only a share is left out: others use the rest.
     """
     shared: dict[str, list[int]] = {}
     exclusive = [device for device in topology.devices if device.kind == "cpu" or device.share == 1]

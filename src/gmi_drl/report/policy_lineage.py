@@ -271,9 +271,9 @@ class PolicyReader:
         return self._branches[branch].version if last is None else int(last)
 
     def _resolve(self, branch: int, number: int) -> Version | None:
-        """Finds whose version `number` was for a branch: its own, or that of one it goes on from.
+        """Finds the version `number` of a branch: its own, or that of one it goes on from.
 
-        None for one that was made by another run.
+        None for a version that another run has made.
         """
         while number <= self._branches[branch].version and number > 0:
             parent = self._parent(branch)

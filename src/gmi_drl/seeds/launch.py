@@ -53,7 +53,7 @@ ResolveAuto = Callable[[Config, Path], tuple[Config, list[str]]]
 
 @dataclass(frozen=True)
 class SeedRun:
-    """How one seed ended."""
+    """Says how one seed ended."""
 
     seed: int
     state: str  # finished, stopped, failed; or not started, when all were stopped before
@@ -64,7 +64,7 @@ class SeedRun:
 
 @dataclass(frozen=True)
 class SeedsResult:
-    """How all seeds ended, in their order, and their comparison, if any has metrics."""
+    """Says how all seeds ended, in their order, and compares them, if any has metrics."""
 
     runs: list[SeedRun]
     comparison: Comparison | None
@@ -136,7 +136,7 @@ def launch_seeds(
 
 @dataclass
 class _Launch:
-    """A launch that goes on."""
+    """Holds a launch that is running."""
 
     seed: int
     share: DeviceShare

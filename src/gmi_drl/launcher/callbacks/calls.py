@@ -46,13 +46,13 @@ class Callbacks:
         self.say: _Say = self._lines.append
 
     def start(self, run: StartedRun) -> None:
-        """Tells of the start; one that fails is not called again."""
+        """Calls `on_start`; a callback that fails is not called again."""
         for index, _ in enumerate(self._callbacks):
             if not self._call(index, "on_start", run):
                 self._failures[index, "on_start"] = _MOST_FAILURES
 
     def show_on(self, say: _Say) -> None:
-        """Says what is to be said from now on there, with what was kept."""
+        """Shows lines by `say` from now on, beginning with those that were kept."""
         self.say = say
         for line in self._lines:
             say(line)
@@ -67,7 +67,7 @@ class Callbacks:
         return bool(self._stop)
 
     def show(self, record: dict[str, Any]) -> None:
-        """Tells of an iteration or a checkpoint; other records are not for callbacks."""
+        """Calls callbacks for an iteration or a checkpoint; other records are not for them."""
         if record.get("kind") == "checkpoint":
             if isinstance(path := record.get("path"), str):
                 self._all("on_checkpoint", Path(path))
@@ -78,13 +78,13 @@ class Callbacks:
             self._iteration(metrics, lambda only_logged: logged or not only_logged)
 
     def tick(self, gang: Gang) -> None:
-        """Passes on that a callback asked for the end: what Ctrl-C does, `launch` does."""
+        """Raises KeyboardInterrupt if a callback asked for the end, which is as Ctrl-C."""
         if self._stop and not gang.asked_to_stop:
             self.say(f"a callback asked for the end: {self._stop}")
             raise KeyboardInterrupt
 
     def end(self, end: EndedRun) -> None:
-        """Tells of the end; raises for one that fails only where the run did not."""
+        """Calls `on_end`; what a callback raises is raised only if the run did not fail."""
         try:
             if self._unlogged is not None:
                 self._iteration(self._unlogged, lambda only_logged: only_logged)
@@ -103,7 +103,7 @@ class Callbacks:
                 self._call(index, "on_iteration", metrics["iteration"], metrics)
 
     def _all(self, event: str, *args: object) -> None:
-        """Calls all of them; where failures are fatal the first one is raised after the last."""
+        """Calls all callbacks; where failures are fatal, raises the first after the last call."""
         first: CallbackError | None = None
         for index, _ in enumerate(self._callbacks):
             try:

@@ -40,7 +40,7 @@ class ResizeAnswer:
 
 
 def make_request(run: Path, request: ResizeRequest) -> None:
-    """Asks; FileExistsError while another request waits, OSError if it cannot be written."""
+    """Writes a request; FileExistsError while another one waits, OSError if it cannot."""
     draft = run / f".{REQUEST}.{request.id}"
     draft.write_text(json.dumps(asdict(request)), encoding="utf-8")
     try:
@@ -50,7 +50,7 @@ def make_request(run: Path, request: ResizeRequest) -> None:
 
 
 def request_in(run: Path) -> ResizeRequest | None:
-    """Reads the request that waits, if there is one; what is none counts as an empty one."""
+    """Reads the request that waits, if there is one; a damaged one counts as empty."""
     path = run / REQUEST
     try:
         if path.exists() and not path.is_file():  # a pipe would never end
@@ -74,7 +74,7 @@ def withdraw_request(run: Path) -> None:
 
 
 def give_answer(run: Path, answer: ResizeAnswer) -> None:
-    """Tells who asked; one that is not the end of it (`changing`) leaves the request there."""
+    """Writes an answer; one that is not the last (`changing`) leaves the request there."""
     with suppress(OSError):  # a full disk: who asks has a deadline
         replace_file(run / ANSWER, json.dumps(asdict(answer)))
     if answer.state != "changing":

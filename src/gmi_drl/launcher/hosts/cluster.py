@@ -95,7 +95,7 @@ class Cluster:
             raise
 
     def hand_over(self) -> list[Host]:
-        """Returns the hosts to who talks with them from now on."""
+        """Returns the hosts to a caller that talks with their agents from now on."""
         if self._presence is not None:
             self._presence.end()
             self._presence = None
@@ -197,7 +197,7 @@ class Cluster:
         return back
 
     def newly_drained(self) -> list[int]:
-        """Returns the ranks of hosts that Ray drains, if that was not told of all of them yet."""
+        """Returns the ranks of hosts that Ray drains, unless all of them were returned before."""
         drained = {
             host.facts.node_id: rank
             for rank, host in enumerate(self.hosts)

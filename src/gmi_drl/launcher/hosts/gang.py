@@ -1,8 +1,8 @@
 """The gang of all GMIs on several hosts, as the driver of their launch has it.
 
-A thread talks with the agent of each host four times a second: by that hosts know that the driver
-lives, and it that they do. It carries records, results and counters to the driver, orders to the
-hosts, and the endpoints of their leaders from each to all.
+A thread talks with the agent of each host four times a second, which is the heartbeat of both
+sides. It carries records, results and counters to the driver, orders to the hosts, and the
+endpoints of their leaders from each to all.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class HostsGang:
     """Has the methods of `gmi.Gang` that a launch needs."""
 
     def __init__(self, hosts: Sequence[Host], parts: Sequence[HostPart], tally: Tally) -> None:
-        """`tally`: the driver's, which is kept as all hosts say."""
+        """`tally`: the driver's, into which the counters of all hosts are copied."""
         import cloudpickle  # type: ignore[import-untyped]
         import ray
 
@@ -154,11 +154,11 @@ class HostsGang:
         return {}
 
     def end(self, gmi_id: int, why: str) -> None:
-        """Is for the launcher of a host."""
+        """Raises RuntimeError, as only the launcher of a host can end its GMIs."""
         raise RuntimeError(f"GMI {gmi_id} is on another host.")
 
     def write_stacks(self, gmi_id: int) -> bool:
-        """Is for the launcher of a host."""
+        """Returns False, as only the launcher of a host can write the stacks of its GMIs."""
         return False
 
     @property

@@ -55,7 +55,7 @@ _SHARED_S: Final = 10.0  # for the run's folder to appear
 
 
 class _Driver:
-    """The other end: what it orders, and when it was last heard of."""
+    """Receives the driver's orders, and knows when it was last heard."""
 
     def __init__(self, orders: Connection, reports: Connection) -> None:
         self._in, self._out = orders, reports
@@ -85,7 +85,7 @@ class _Driver:
         os._exit(1)  # GMIs end with it
 
     def next(self) -> Any:
-        """Waits for what comes beside orders, and returns it; None if it is ordered to end."""
+        """Waits for the next message that is no order, and returns it; None on the order to end."""
         while isinstance(message := pickle.loads(self.messages.get()), Orders):
             if message.end:
                 return None

@@ -103,7 +103,7 @@ def planned(
 
 
 def faults_anywhere(config: Config) -> list[Fault | str]:
-    """Lists what no other devices, and no other placement, would mend."""
+    """Lists the faults that neither other devices nor another placement would mend."""
     env = config.env
     faults = check_env(env.id, env.adapter, env.options)
     return [
@@ -284,7 +284,7 @@ class _Caller:
 def ask_actor(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a function that may import torch and the user's code, in a process of its own.
 
-    It is asked once more when that process dies; ActorRuntimeError says why there is no answer.
+    The call is repeated once if that process dies; ActorRuntimeError says why it has no result.
     Needs a running runtime.
     """
     actor: Any = runtime.remote(_Caller).options(name=name, max_restarts=1).remote()
@@ -319,7 +319,7 @@ def numel_of(
 
 
 def asked(config: Config, layout: Layout, trainer: type[DRL_role] | str) -> tuple[int, str]:
-    """Asks the class that trains for its size; where it does not say, `assumed`, and why.
+    """Returns the gradient's size as the class that trains says it, else `assumed` and why.
 
     Needs a running runtime; starts one process.
     """

@@ -55,8 +55,8 @@ class UserCodeReport:
 def try_user_code(config: Config, folder: Path, deadline: timedelta = _DEADLINE) -> UserCodeReport:
     """Finds what is wrong with the config's environment and role classes, and their sizes.
 
-    Modules beside the config file are in `folder`. Blocks for `deadline`, or several where that
-    passes, and leaves nothing of what the code has started.
+    Modules beside the config file are in `folder`. Blocks for at most `deadline`, or several of
+    them where it passes, and leaves no process of that code behind.
     """
     text = json.dumps(config.model_dump(mode="json"))
     try:

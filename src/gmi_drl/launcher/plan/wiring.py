@@ -60,7 +60,7 @@ def wires_of(layout: Layout, directory: Path, host: int = 0) -> Wires:
 def wires_fault(layout: Layout, *, of_several_hosts: bool = False) -> Fault | None:
     """Tells why a process cannot be given all links of its GMIs; None if each can.
 
-    It is told in one call, which carries MAX_FDS descriptors: one for each link, one for the
+    They are sent in one call, which carries MAX_FDS descriptors: one for each link, one for the
     doorbell of each GMI that receives by them, and those of the run's tally, group and board. One
     of several hosts has a group for a single trainer, too.
     """

@@ -242,7 +242,7 @@ def _on_hosts(
 
 
 def _gmis_of(layout: Layout) -> list[tuple[Any, ...]]:
-    """Returns what a checkpoint of a layout has to fit."""
+    """Returns the properties of GMIs that a checkpoint of a layout depends on."""
     return [
         (layout.template, layout.host_of(gmi.gmi_id), gmi.gpu_id, gmi.roles, gmi.num_env)
         for gmi in layout.gmis
@@ -257,7 +257,7 @@ def resized_job(
 ) -> tuple[Job, list[str]]:
     """Returns the job that goes on with a run in another layout; its folder is as it was.
 
-    `lost` has the UUIDs of GPUs that are none any more. ConfigError with each reason against it.
+    `lost` has the UUIDs of GPUs that are lost. ConfigError with each reason against the change.
     """
     resolved = load_config(job.config.model_dump(mode="json"), list(overrides))
     if faults := resize_faults(job.config, resolved):
@@ -306,7 +306,7 @@ def rehosted_job(
 
 
 def renewed_job(job: Job) -> tuple[Job, list[str]]:
-    """Returns the job that goes on with a run as it was: links and counts are of one gang alone."""
+    """Returns a new job for a run as it was, as links and counters belong to one gang."""
     return _next_job(job, job.layout, job.config, job.classes)
 
 

@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from gmi_drl.roles import DRL_role
 
 _POLL = timedelta(milliseconds=100)
-_GRACE = timedelta(seconds=10)  # to stop in, and besides that:
-_ITERATIONS = 3  # times the longest iteration, as the one in flight may take longer
+_GRACE = timedelta(seconds=10)  # in which a run stops, on top of _ITERATIONS
+_ITERATIONS = 3  # times the longest iteration so far, as the one in flight may take longer
 
 
 def launch(
@@ -184,9 +184,9 @@ def _run(
 
 @contextmanager
 def _control_store(folder: Path, keep_gcs: bool, cluster: Cluster | None) -> Iterator[Path | None]:
-    """Yields the control store where it is the run's own; at the end its file has all of the run.
+    """Yields the control store if it is the run's own; at the end its file is complete.
 
-    Stores of hosts are merged into it.
+    The stores of hosts are merged into it.
     """
     if not keep_gcs:  # it is that of a longer-lived runtime, and stays where it is
         yield None

@@ -82,7 +82,7 @@ class Resizer:
 
     @property
     def is_shrinking(self) -> bool:
-        """Tells that it is a layout without a lost device that they make room for."""
+        """Tells that the GMIs are to make room for a layout without a lost device."""
         return self._shrinks and self._before is None
 
     @property
@@ -116,7 +116,7 @@ class Resizer:
         return True
 
     def _mark(self, is_resizing: int) -> None:
-        """Tells GMIs whether it is for a resize that they are asked to stop."""
+        """Tells the GMIs whether they are asked to stop for a resize."""
         tally = self.job.tally.open()
         for gmi in self.job.layout.gmis:
             tally[gmi.gmi_id, "resizing"] = is_resizing
@@ -235,7 +235,7 @@ class Resizer:
                 job.group.give_up(rank, why)
 
     def give_up(self, why: str) -> None:
-        """Refuses what was not begun."""
+        """Refuses a resize that is wanted and has not begun."""
         if self.is_wanted:
             self._answer("refused", why)
             self._shrinks, self._proposed = False, ""

@@ -1,4 +1,4 @@
-"""Says how a run ended: to who launched it, and in its folder."""
+"""Returns how a run ended to its caller, and writes it to the run's folder."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def summary_of(last: dict[str, Any]) -> dict[str, Any]:
 def nothing_left(job: Job, folder: RunFolder) -> str:
     """Says that a resumed run had ended before, and how it trains on; "" of another.
 
-    What follow are its figures from before. A role of one's own may train and report no iteration.
+    Such a run shows its figures from before. A user's role may train and report no iteration.
     """
     before, run = folder.state(), job.config.run
     if number_in(before, "steps") >= run.total_steps:

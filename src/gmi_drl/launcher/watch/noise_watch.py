@@ -73,11 +73,11 @@ class NoiseFit:
         self._streak = self._streak + side if side and self._streak * side >= 0 else side
         if abs(self._streak) < SETTLED:
             return ""
-        which = "above" if side > 0 else "below"
-        if which in self.said:
+        name = "above" if side > 0 else "below"
+        if name in self.said:
             return ""
-        self.said.add(which)
-        return which
+        self.said.add(name)
+        return name
 
 
 class NoiseWatch:

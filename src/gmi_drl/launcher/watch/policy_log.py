@@ -39,8 +39,8 @@ def process_id(session: str, gmi_id: int, process: int) -> bytes:
 class PolicyLog:
     """Takes lineage out of the records of a run, and puts it into the store, ten times a second.
 
-    On several hosts one GMI of each tells of every version, in order: what one that is lost has not
-    passed on is known of the others.
+    On several hosts one GMI of each reports every version in order, so that what a lost host has
+    not reported is known from the others.
 
     A branch begins where training begins, is taken up again, or goes back to an earlier version:
     its rows replace none of those before it.

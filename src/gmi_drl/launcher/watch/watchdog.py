@@ -46,7 +46,7 @@ _STATES: Final = {
 
 
 @dataclass
-class _Seen:
+class _Progress:
     """Holds what was seen of a GMI at the last look."""
 
     pid: int
@@ -56,8 +56,8 @@ class _Seen:
     @property
     def pulse(self) -> Pulse:
         """Says in which phase it is; a process that has not said so yet is set up."""
-        said = pulse(self.word)
-        return said if said.pid == self.pid else Pulse(SET_UP, False, self.pid)
+        reported = pulse(self.word)
+        return reported if reported.pid == self.pid else Pulse(SET_UP, False, self.pid)
 
 
 class Watchdog:
@@ -68,7 +68,7 @@ class Watchdog:
 
     def __init__(self, gang: Gang, tally: Tally, timeout_s: float | None) -> None:
         self._gang, self._tally, self._timeout_s = gang, tally, timeout_s
-        self._seen: dict[int, _Seen] = {}
+        self._progress: dict[int, _Progress] = {}
         self._looked_s = time.monotonic()
 
     def look(self) -> None:
@@ -80,36 +80,36 @@ class Watchdog:
         self._looked_s = now_s
         working = {gmi_id: pid for gmi_id, pid in self._gang.at_work().items() if pid is not None}
         for gmi_id, pid in working.items():
-            word, seen = self._tally[gmi_id, COUNTER], self._seen.get(gmi_id)
-            if seen is None or seen.pid != pid:
-                self._seen[gmi_id] = _Seen(pid, word)
-            elif word != seen.word:
-                seen.word, seen.silent_s = word, 0.0
+            word, progress = self._tally[gmi_id, COUNTER], self._progress.get(gmi_id)
+            if progress is None or progress.pid != pid:
+                self._progress[gmi_id] = _Progress(pid, word)
+            elif word != progress.word:
+                progress.word, progress.silent_s = word, 0.0
             else:
-                seen.silent_s += passed_s
+                progress.silent_s += passed_s
         for gmi_id, pid in working.items():
-            if reason := self._hangs(self._seen[gmi_id]):
+            if reason := self._hangs(self._progress[gmi_id]):
                 alone = list(working.values()).count(pid) == 1  # else they are threads of it
                 self._end(gmi_id, pid, f"{'it' if alone else f'gmi {gmi_id} of it'} hung {reason}")
-                for seen in self._seen.values():
-                    if seen.pid == pid:  # its other threads need not end it again
-                        seen.silent_s = 0.0
+                for progress in self._progress.values():
+                    if progress.pid == pid:  # its other threads need not end it again
+                        progress.silent_s = 0.0
 
-    def _hangs(self, seen: _Seen) -> str:
+    def _hangs(self, gmi: _Progress) -> str:
         """Says where a GMI hangs, if it does."""
         assert self._timeout_s is not None
-        if seen.silent_s < self._timeout_s:
+        if gmi.silent_s < self._timeout_s:
             return ""
-        phase, waits, _ = seen.pulse
-        state = _state_of(seen.pid)
+        phase, waits, _ = gmi.pulse
+        state = _state_of(gmi.pid)
         if state != "T":
             if waits or not phase:
                 return ""
-            if phase == SET_UP and seen.silent_s < _SET_UP_S:
+            if phase == SET_UP and gmi.silent_s < _SET_UP_S:
                 return ""
         doing = "waiting for another GMI" if waits else f"in phase {phase}" if phase else "at work"
         state_text = _STATES.get(state, f"is in state {state}")
-        return f"{doing}: no progress for {seen.silent_s:.0f} s; process {seen.pid} {state_text}"
+        return f"{doing}: no progress for {gmi.silent_s:.0f} s; process {gmi.pid} {state_text}"
 
     def _end(self, gmi_id: int, pid: int, why: str) -> None:
         if _state_of(pid) != "T" and self._gang.write_stacks(gmi_id):
