@@ -221,8 +221,6 @@ def plan(
     What a reduction takes is measured in a few seconds, once per machine, and kept. With --on
     nothing is measured: throughput, efficiency and cost of other machines are projected.
     """
-    import json
-
     if on is not None:
         if measure is not None or layout is not None or svg is not None:
             raise typer.BadParameter("--on projects; leave out --measure, --layout and --svg")
@@ -283,8 +281,6 @@ def plan(
 
 def _plan_on(source: Path, overrides: list[str], on: str, as_json: bool) -> int:
     """Projects a config on machines that are not here."""
-    import json
-
     from gmi_drl.launcher.plan.planning import unresolved_faults
     from gmi_drl.placement import ConfigError, check, layout_of, load_config
     from gmi_drl.report import forecast_tables
@@ -319,8 +315,6 @@ def doctor(measure: _Measured = None, as_json: AsJson = False) -> int:
 
     Exit code 0: all works that is here; 1: something is broken.
     """
-    import json
-
     from .doctor import diagnose, print_diagnosis
 
     console = console_for()
@@ -397,8 +391,6 @@ def envs(
 @command
 def state(run: _Run = None, as_json: AsJson = False) -> int:
     """Show the tasks, actors, objects and last events of a run."""
-    import json
-
     from gmi_drl.report import run_state
 
     recorded = run_state.read_state(run_state.store_of(run))
