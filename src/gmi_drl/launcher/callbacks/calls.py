@@ -93,7 +93,7 @@ class Callbacks:
             if end.state != "failed":
                 raise
         for index, callback in enumerate(self._callbacks):
-            failed = sum(n for (which, _), n in self._failures.items() if which == index)
+            failed = self._failure_count(index)
             if 1 < failed < _MOST_FAILURES:
                 self.say(f"callback {_name(callback)} raised {failed} times; see logs/{LOG}")
 
@@ -117,8 +117,7 @@ class Callbacks:
         """Calls one, if it has that method and has not failed too often; False if it raises."""
         callback = self._callbacks[index]
         method = getattr(callback, event, None)
-        failed = sum(n for (which, _), n in self._failures.items() if which == index)
-        if method is None or failed >= _MOST_FAILURES:
+        if method is None or self._failure_count(index) >= _MOST_FAILURES:
             return True
         began_s = time.monotonic()
         try:
@@ -145,9 +144,12 @@ class Callbacks:
             raise CallbackError(f"{text} (run.callback_errors=fail; see logs/{LOG})") from error
         if self._failures[index, event] == 1:
             self.say(f"{text}. The run goes on; logs/{LOG} has the traceback")
-        if sum(n for (which, _), n in self._failures.items() if which == index) == _MOST_FAILURES:
+        if self._failure_count(index) == _MOST_FAILURES:
             who = _name(self._callbacks[index])
             self.say(f"callback {who} raised {_MOST_FAILURES} times and is not called any more")
+
+    def _failure_count(self, index: int) -> int:
+        return sum(n for (callback, _), n in self._failures.items() if callback == index)
 
 
 def _name(callback: object) -> str:
