@@ -155,7 +155,7 @@ class EventLoop:
         if full != channel.full:
             channel.full = full
             fd = channel.sock.fileno()
-            if fd in self._handlers:  # else it is the urgent socket, or closed
+            if fd in self._handlers:  # else closed, or urgent, whose few bytes go with the next
                 self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT * full)
 
     def send(self, channel: SocketChannel, frame: bytes) -> None:

@@ -37,7 +37,7 @@ def prctl(option: int, value: int) -> None:
 
 @functools.cache
 def _arguments() -> tuple[int, int]:
-    """Returns the addresses between which this process's arguments lie, those of its parent."""
+    """Returns the addresses of the first argument and of the end of all, as in the parent."""
     with open("/proc/self/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return int(fields[45]), int(fields[46])  # arg_start, arg_end; see proc_pid_stat(5)

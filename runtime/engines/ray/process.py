@@ -71,7 +71,7 @@ def run_task_streaming(
 def _task(
     engine: RayEngine, call: Call, body: Sequence[Any], inputs: Sequence[Value]
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """Runs a call of a function in its context, and passes its exception to the caller."""
+    """Surrounds a call of a function: sets its context, and passes its exception to the caller."""
     interrupted = False
 
     def interrupt(*_: Any) -> None:
