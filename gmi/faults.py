@@ -1,9 +1,9 @@
 """Handles fatal faults of a GPU: a process that has lost CUDA ends, and so do its neighbours.
 
-It ends with an exit code of its own, and a new one takes its place where the run allows it; where
-the device itself is lost, which CUDA or the driver says, the run may go on without it. Under MPS
-the fault reaches every client of the server, which lets nobody in until all have left (MPS guide,
-"Error Containment"): those that do not notice are made to leave.
+It ends with an exit code of its own, and is restarted where the run allows it; when the device
+itself is lost, by CUDA or by the driver, the run may go on without the device. Under MPS the fault
+reaches every client of the server, which takes no new client until all have left (MPS guide, "Error
+Containment"), so clients that do not notice are killed.
 """
 
 from __future__ import annotations

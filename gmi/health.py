@@ -1,7 +1,7 @@
 """Finds what is well on this machine, what is not here, and what is broken.
 
-Findings are made of what `look` and `discover` saw of GPUs, of backends that are tried, and of what
-the host has: memory, limits, cores.
+Findings are about GPUs, from `look` and `discover`, about backends, which are tried, and about the
+host's memory, limits and cores.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Keeps a lease, a record of what a launcher makes on the machine beside processes.
 
 A daemon or a MIG instance outlives the launcher that made it. A Lease notes each step before it is
-taken, and strikes it out when it is undone. Its directory is made and locked as a run's is: one
-whose lock is free belonged to a launcher that was killed, and `sweep` undoes what its notes say.
+taken, and strikes it out when it is undone. Its directory is made and locked as a run's is: if
+the lock is free, its launcher was killed, and `sweep` undoes what the notes say.
 It lies in /tmp whatever the environment says, so that every process of the user finds it.
 """
 

@@ -1,6 +1,6 @@
 """Reads NVML, the driver's library, without starting CUDA: GPUs, MIG instances, links.
 
-What the driver cannot say is None; a GPU that is lost is an error of that GPU alone.
+Values that the driver does not have are None; a lost GPU is an error of that GPU alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs GMIs as threads of one process, each on its own slice.
 
-They crash together, take turns at Python (one GIL), and have torch's state in common: the default
+They crash together, take turns at Python (one GIL), and share torch's state: the default
 random generator, the allocator of GPU memory, `torch.use_deterministic_algorithms`.
 """
 

@@ -4,7 +4,7 @@
     faults = check(config, topology)
     layout = layout_of(config, topology)
 
-No torch and no processes: a launcher plans without them.
+It needs no torch and no processes, so that a launcher can plan without them.
 """
 
 from __future__ import annotations

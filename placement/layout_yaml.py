@@ -7,7 +7,7 @@
       - {gmi: 1, gpu: 0, roles: [simulator, agent, trainer], backend: mps, sm_percent: 30}
 
 The file names devices by their numbers and says what each GMI gets; the devices themselves are
-those of the machine it is read on. What it leaves out is shared evenly (`slicing`).
+those of the machine it is read on. Shares that it leaves out are even (`slicing`).
 """
 
 from __future__ import annotations

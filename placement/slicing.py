@@ -1,6 +1,6 @@
 """Shares a device between the GMIs of a Layout: cores, SMs, memory, MIG instances.
 
-What a GmiSpec says already stays; the others of its device share what is left evenly.
+Shares in a GmiSpec stay; the other GMIs of its device share the rest evenly.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keeps files between runs in $XDG_CACHE_HOME/gmi-drl, and locks them.
 
-A lock is the kernel's (flock): it is free the moment its holder dies, however it dies. The file
-says who holds it, for people, and means nothing without the lock.
+A lock is the kernel's (flock), which frees it at once however its holder dies. The file names the
+holder, for people, and means nothing without the lock.
 """
 
 from __future__ import annotations

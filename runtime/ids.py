@@ -1,8 +1,8 @@
 """Derives ids from callers and arguments, so that a repeated program makes the same ones.
 
 A task's id is a hash of the caller's task, the number of the call among the caller's, what is
-called and the pickled arguments. So when a lost task is run again, what it submits is recognised,
-and what of that is still there is used.
+called and the pickled arguments. So when a lost task is run again, its calls are recognised, and
+their results are used if they still exist.
 """
 
 from __future__ import annotations

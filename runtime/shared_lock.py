@@ -1,4 +1,4 @@
-"""Locks a file for all processes of one launch together; others can look at the lock.
+"""Locks a file for all processes of one launch together; others can inspect the lock.
 
 It is an open file description lock (fcntl), freed by the kernel when the last holder is gone;
 copies of the descriptor in forked children count. Unlike flock it can pass from one process to

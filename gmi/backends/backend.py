@@ -1,6 +1,6 @@
 """Defines what every backend offers, and says which of them cannot be used on this machine.
 
-It looks at files and numbers alone; what only a trial can show `gmi-drl doctor` tries.
+It checks only files and numbers; `gmi-drl doctor` tries what only a trial can show.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bounds and measures the device memory of a GMI's process, and explains when it ran out.
 
-An MPS daemon refuses what is beyond the limit, and a MIG instance has no more. Under direct and
-green torch's allocator is told the limit; what else allocates (warp's pool, JAX, a context of some
-500 MB) is watched. GMIs that are threads share the sum of their shares. Nothing here waits for the
+An MPS daemon enforces the limit, and a MIG instance has no more. Under direct and green torch's
+allocator is told the limit; other allocations (warp's pool, JAX, a context of some 500 MB) are
+watched. GMIs that are threads share the sum of their shares. Nothing here waits for the
 device.
 """
 

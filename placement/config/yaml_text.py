@@ -1,7 +1,7 @@
 """Reads YAML as people write configs: 3e-4 is a number, yes a word, a key twice a fault.
 
-PyYAML reads YAML 1.1; scalars here are those of the YAML 1.2 core schema, and 1_000_000. What is
-written is read as the same here, and by PyYAML.
+PyYAML reads YAML 1.1; scalars here are those of the YAML 1.2 core schema, and 1_000_000. Written
+text has the same meaning here and to PyYAML.
 """
 
 from __future__ import annotations

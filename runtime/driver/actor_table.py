@@ -1,13 +1,12 @@
 """Keeps the table of actors: how they start, are called, come back after a crash, and end.
 
-The calls of one caller reach an actor in the order they were made; a call whose inputs are not
-there yet holds up that caller's later ones and nobody else's, and none if the actor runs several
-calls at once.
+The calls of one caller reach an actor in the order they were made. A call whose inputs are not
+ready holds up later calls of the same caller, unless the actor runs several calls at once.
 
 An actor that may be restarted and runs one call at a time keeps a log: the calls it has answered
 since its last checkpoint. When its process dies, a new one is built (from the checkpoint, if there
-is one), runs the logged calls again to be what it was, their answers being known, and then those
-that were not answered: the stateful edges of the Ray paper, figure 4.
+is one). It runs the logged calls again to restore its state, without sending their answers, and
+then the calls that were not answered: the stateful edges of the Ray paper, figure 4.
 """
 
 from __future__ import annotations

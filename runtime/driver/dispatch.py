@@ -1,9 +1,9 @@
 """Sends calls to processes, with what they need of the object store pinned in memory before.
 
-A worker is given calls ahead of the one it runs. While there is plenty of memory their inputs are
-pinned at once; else each call's when its turn has come, so that those that run have room for what
-they make. One whose inputs find no room waits as long as somebody else runs who may free some,
-and for a while if it is only looked at what is in its way.
+A worker is given calls ahead of the one it runs. While memory is plentiful their inputs are pinned
+at once; else in the call's turn, so that running calls have room for their results. A call whose
+inputs have no room waits as long as other calls run that may free memory, and for a limited time if
+only readers' views are in its way.
 """
 
 from __future__ import annotations

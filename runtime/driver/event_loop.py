@@ -1,4 +1,4 @@
-"""The driver's one thread reads every socket and does what other threads ask for.
+"""Runs the driver's one thread, which reads every socket and carries out other threads' commands.
 
 Only this thread changes the tables. Others post commands to it and wait on slots, so that a
 KeyboardInterrupt never hits half-way through a change.

@@ -1,7 +1,6 @@
 """Keeps pickled functions, with those that were used last in memory.
 
-All of them are in the control store; one that is called again after others have taken its place in
-memory is read from there.
+All functions are in the control store, from which one that was dropped from memory is read again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Chooses the GPUs that calls and actors hold: the scheduler counts them, here they get names.
 
-What is held is read from the tables each time, so that nothing has to be given back: a worker holds
-GPUs while it has a call that wants some, an actor as long as it lives.
+Who holds which GPU is read from the tables each time, so that none has to be released: a worker
+holds GPUs while it has a call that needs some, an actor as long as it lives.
 """
 
 from __future__ import annotations

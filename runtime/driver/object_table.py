@@ -1,8 +1,8 @@
 """Keeps the table of objects: who holds them, where they lie, who waits for them.
 
-Small values are kept as the bytes they came in. Large ones lie in the object store: `ObjectStore`
-decides where, and what goes to disk when room is needed; here its instructions are carried out,
-the disk's in a thread of their own.
+Small values are kept in their messages. Large ones lie in the object store: `ObjectStore` decides
+where, and what goes to disk when room is needed. This module carries out its instructions, those
+for the disk in a thread of their own.
 """
 
 from __future__ import annotations

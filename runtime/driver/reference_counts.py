@@ -1,13 +1,13 @@
 """Counts references to objects: the holders of each, of all processes, in one place.
 
 A holder is anything hashable: a process that has references, a task whose arguments they are, or
-another object in which references were pickled. Sets, not counts: a message that comes twice, or
-a holder that dies with references that nobody released one by one, changes nothing. Objects are
-immutable and hold only what was there before them, so there are no cycles, and an object that
-nobody holds any more is free at once, with what it alone held.
+another object in which references were pickled. Sets, unlike counts, are not disturbed by a message
+that comes twice, or by a holder that dies without releasing its references. Objects are immutable
+and hold only earlier objects, so there are no cycles, and an object without holders is free at
+once, with all that it alone held.
 
-Most keys have one holder and most holders few keys, so that a lone one is stored as it is, and
-only the second makes a set.
+As most keys have one holder, and most holders few keys, a single one is stored as it is, and only
+the second makes a set.
 """
 
 from __future__ import annotations

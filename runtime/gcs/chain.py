@@ -1,7 +1,7 @@
 """Replicates the control store by chains of processes, one chain for each part of the ids.
 
-`Chains` is the client: rows go in, and are safe when `sync` returns. One thread does it all: it
-sends to the head of each chain, hears the tail, and mends a chain when a member dies.
+`Chains` is the client: rows that were put are safe when `sync` returns. One thread sends to the
+head of each chain, receives from the tail, and repairs a chain when a member dies.
 """
 
 from __future__ import annotations

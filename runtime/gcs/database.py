@@ -1,8 +1,8 @@
 """Writes the SQLite file of the control store in batches; any SQL tool can read it meanwhile.
 
-A batch is one transaction of a few long INSERTs. Python's sqlite3 gives up the interpreter's lock
-for each step of a statement; with a row a step, a busy main thread would keep the writer waiting
-for it at every row.
+A batch is one transaction of a few long INSERTs. Python's sqlite3 releases the GIL for each
+step of a statement; with one row for each step the writer would wait for a busy main thread at
+every row.
 """
 
 from __future__ import annotations

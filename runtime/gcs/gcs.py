@@ -1,8 +1,8 @@
 """Keeps the global control store (GCS) of a run: who ran what, with which result.
 
-`put` only notes a row; one thread writes what has come together to SQLite about ten times a second,
-off the critical path, so that memory stays the same however many tasks have run (Ray, OSDI'18,
-4.2.1 and figure 10b). A task that starts and ends between two writes is written once.
+`put` only notes a row; one thread writes the noted rows to SQLite about ten times a second, off the
+critical path, so that memory stays the same however many tasks have run (Ray, OSDI'18, 4.2.1 and
+figure 10b). A task that starts and ends between two writes is written once.
 """
 
 from __future__ import annotations

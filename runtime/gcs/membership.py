@@ -1,8 +1,8 @@
 """Decides who is in a chain of replicas, and what to do when one dies or joins.
 
-A pure state machine, whose instructions `chain` carries out. Writes pass from the head to the tail.
-Everything up to `acked` is with every member; the client keeps what is after it, and sends it again
-whenever a link has changed.
+It is a pure state machine, whose instructions `chain` carries out. Writes pass from the head to the
+tail. Every member has all writes up to `acked`; the client keeps the later ones, and sends them
+again whenever a link has changed.
 """
 
 from __future__ import annotations

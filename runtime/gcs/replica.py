@@ -3,8 +3,8 @@
     python -m gmi_drl.runtime.gcs.replica <descriptor of its socket> <pid of its client>
 
 Writes reach the head of a chain from the client and each other member from the one before it; the
-tail acknowledges (van Renesse and Schneider, OSDI'04). A write has a version; what comes again is
-passed on and not applied again, and what comes too early is left: it will come again.
+tail acknowledges (van Renesse and Schneider, OSDI'04). A write has a version; a repeated one is
+passed on and not applied again, and one that comes too early is ignored, as it will be repeated.
 
 `marshal` reads and writes the bodies of frames: rows are plain tuples of numbers, bytes and text,
 and both ends are of one Python.

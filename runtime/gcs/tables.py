@@ -1,7 +1,7 @@
 """Defines what the control store keeps: a row class for each table, and the SQL of its table.
 
-Ids are bytes: 16 of a task; of its i-th result these 16 and i as four bytes, little endian. Times
-are Unix times in seconds, 0 while it has not come to that.
+Ids are bytes: 16 for a task; for its i-th result these 16 and i as four bytes, little endian. Times
+are Unix times in seconds, 0 before the event.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Connects a process to the driver: it sends, receives, and decides which thread reads.
 
-No thread is kept only to read: whoever waits for something reads, and hands over to another waiter
-when it has what it wanted. What must be heard while a call runs (a stop, a cancellation) comes over
-a second socket, to a thread that sleeps else.
+There is no thread only for reading: a thread that waits for something reads, and hands over to
+another waiter when it has its result. Urgent messages to a running call (a stop, a cancellation)
+come over a second socket, to a thread that sleeps otherwise.
 """
 
 from __future__ import annotations

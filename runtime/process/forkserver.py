@@ -2,10 +2,10 @@
 
     python -m gmi_drl.runtime.process.forkserver <ServerConfig as JSON>
 
-It reports each exit of a child at once, passes on signals to process groups, and bounds logs. When
-the driver ends, however it ends, the control socket closes: then everything it has forked is
-killed, the run directory removed, and it exits. When it is killed itself, so are the groups of its
-children, by the kernel.
+It reports each exit of a child at once, passes signals on to process groups, and bounds logs. When
+the driver ends, however it ends, the control socket closes: then the server kills everything it has
+forked, removes the run directory, and exits. When the server is killed, the kernel kills the groups
+of its children.
 
 Fork is safe here because there is nothing but this one thread: it is started with one thread for
 OpenMP and BLAS, so no import has a pool to start, and it never computes (GNU OpenMP cannot be used

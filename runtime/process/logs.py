@@ -1,7 +1,7 @@
 """Reads the ends of processes' logs for the texts of errors, and bounds the sizes of logs.
 
-A log that is too long goes to `<log>.1`, in place of what was there, and begins anew. It remains
-the same file: processes, and what they have started, have it open for appending, native code too.
+A log that is too long is copied over `<log>.1`, and begins anew. It remains the same file, as
+processes, their descendants and native code have it open for appending.
 """
 
 from __future__ import annotations

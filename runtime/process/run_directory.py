@@ -2,9 +2,9 @@
 
 The directory is `<base>/gmi-drl-<pid>-<8 characters>`, mode 0700, with `base` the user's
 XDG_RUNTIME_DIR or /tmp (short: a socket's path may have 107 bytes). The launcher and its fork
-server hold a lock (flock) on it: a directory whose lock is free has no owner any more. That holds
-across containers that share the file system, where pids mean nothing; and what tidies up in /tmp
-passes over directories that are locked. Directories of another kind are made in the same way.
+server hold a lock (flock) on it: a directory whose lock is free has no owner any more. That works
+across containers that share the file system, where pids mean nothing; and programs that clean up
+/tmp skip locked directories. Directories of another kind are made in the same way.
 
 Only what was made here is ever removed: a directory of this user, of mode 0700, with exactly such a
 name and the file `MARKER` in it, or empty, as its maker died before it could write that.

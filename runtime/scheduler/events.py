@@ -1,7 +1,7 @@
 """Names the events that the scheduler is told, and the instructions that it answers with.
 
-An event belongs to the scheduler once it is handed over: what waits is kept as the event that
-submitted it. Tasks, workers and actors are named by whatever the driver names them with.
+The scheduler owns an event that it is told, as it queues the events that submit tasks and actors.
+Tasks, workers and actors have the ids that the driver gives them.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ task goes where the estimated wait is least among the devices that have what it 
     wait = sum over the tasks there of the mean run time of their function / CPUs
 
 The paper speaks of queue length x mean run time; the sum is the same, function by function, and
-counts what runs besides what waits. A device on which it can start at once has nothing to wait
-for. The paper adds the time to move the task's inputs: here all devices see one memory.
+counts running tasks besides waiting ones. On a device where the task can start at once the wait is
+zero. The paper adds the time to move the task's inputs, but here all devices share one memory.
 """
 
 from __future__ import annotations

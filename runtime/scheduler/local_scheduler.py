@@ -1,14 +1,14 @@
 """Schedules the tasks of one device: who runs next, and on which worker.
 
-Order. Those that want the same are served first come, first served. Between different demands the
-oldest goes first; one that does not fit yet may be overtaken by younger ones, but once
-`MOST_OVERTAKES` have taken something it waits for, what it wants is held for it, as long as the
-tasks that run now are all it waits for. (Held against a task that is blocked or an actor that
-stays, it might never be had, while the one that could end the wait is kept from running.)
+Order. Entries of the same demand are served first come, first served. Between different demands the
+oldest entry goes first. One that does not fit yet may be overtaken by younger ones; but once
+`MOST_OVERTAKES` have taken something it waits for, its resources are reserved, as long as it waits
+only for tasks that run now. (Resources that a blocked task or an actor keeps might never be free,
+and the reservation might keep the task from running that would end the wait.)
 
-Lent CPU. A blocked task lends its CPU. Tasks have it before actors do, which would keep it. When
-an actor has taken it all the same, and no task with a CPU goes on here, one task may run on it
-nonetheless: it stands in for the blocked one, which may be waiting for it.
+Lent CPU. A blocked task lends its CPU, to tasks rather than to actors, which would keep it. If an
+actor has taken it all the same, and no task with a CPU runs here, one task may run on it
+nonetheless in place of the blocked one, which may be waiting for that task.
 """
 
 from __future__ import annotations

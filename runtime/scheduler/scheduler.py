@@ -1,8 +1,9 @@
 """Schedules tasks and actors, as a pure state machine: events in, instructions out.
 
-Bottom-up, as in the Ray paper: what a process of device d submits goes to the local scheduler of
-d, and from there to the global one only if it cannot start soon. No processes, no clock (times
-come with the events) and no I/O: the driver tells it what happened and does what it answers.
+It is bottom-up, as in the Ray paper: what a process of device d submits goes to the local scheduler
+of d, and from there to the global one only if it cannot start soon. It has no processes, no clock
+(times come with the events) and no I/O: the driver tells it events and carries out its
+instructions.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Decides which object lies where, which goes to disk (spilling), and who waits for room.
 
-A pure state machine: each method says what happened, and returns what the driver has to do now, in
-this order. An object is *creating* until `seal`, then in *memory*; when room is needed and nobody
-has it pinned it is *spilling*, then on *disk*, and *restoring* when somebody pins it again. Sealed
-objects never change, so a restored one keeps its copy on disk.
+It is a pure state machine: each method is told what happened, and returns the driver's next
+instructions, in order. An object is *creating* until `seal`, then in *memory*; when room is needed
+and nobody has it pinned it is *spilling*, then on *disk*, and *restoring* when somebody pins it
+again. Sealed objects never change, so a restored one keeps its copy on disk.
 
 Requests for room are served in the order they came. The first one gets the space of the least
-recently used objects that lie in the hole it will take. If not even all of them would do, it waits
-as long as objects that are being written would do with them, and is refused otherwise. So nobody
-may wait for a Placed while holding another object unsealed.
+recently used objects that lie in the hole it will take. If all of these are not enough, it waits as
+long as objects that are being written could make up for it, and is refused otherwise. So nobody may
+wait for a Placed while holding another object unsealed.
 
 An object that is deleted or lost while pinned leaves the store at once, and its block is freed with
 the last pin. If its key was created again, that is the last pin of both, as `unpin` does not tell

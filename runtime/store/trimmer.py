@@ -1,8 +1,8 @@
 """Decides which free memory of the object store is given back to the system.
 
-Memory that was written stays with the store when its object goes, as to write there again is
-several times as fast. What nobody has used for some seconds is given back, but for the first
-`_KEPT` bytes of it. A pure state machine: `trim` is called ten times a second while `is_pending`.
+Memory that was written stays with the store when its object is freed, as writing there again is
+several times as fast. Memory unused for some seconds is given back, except for the first `_KEPT`
+bytes. It is a pure state machine: `trim` is called ten times a second while `is_pending`.
 """
 
 from __future__ import annotations

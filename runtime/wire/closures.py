@@ -1,7 +1,7 @@
 """Pickles functions and classes with the references and actor handles that they capture.
 
-A function may use references and handles of the code around it, by its closure or its globals. They
-are kept alive by whoever can call it, and by each of its calls.
+A function may use references and handles of its closure or its globals. They are kept alive by
+whoever can call the function, and by each of its calls.
 """
 
 from __future__ import annotations

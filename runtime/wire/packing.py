@@ -1,16 +1,16 @@
-"""Turns values into bytes: plain pickle when that will do, cloudpickle for what cannot be imported.
+"""Turns values into bytes, by plain pickle if possible, by cloudpickle for what cannot be imported.
 
 The memory of arrays and tensors stays beside the pickle (protocol 5): on the other side they are
-views of the bytes as they arrived, read-only, since every reader may be looking at the same bytes.
+views of the received bytes, read-only, since several readers may share these bytes.
 A packed value is either a pickle alone (it begins with 0x80), or
 
     "BUFS"  number of buffers  bytes of the pickle  (length << 1 | tensor) of each  pickle  buffers
 
-with each buffer at a multiple of 64 bytes. `pack` also says which references, actor handles and
-Memfds it met: they mean something only to a runtime that knows of them.
+with each buffer at a multiple of 64 bytes. `pack` also notes the references, actor handles and
+Memfds in a value, which only their runtime knows.
 
-Tensors go as plain memory (CUDA tensors are copied to the CPU and arrive there), without the rest
-of the storage that they are a view of, and without the graph they were computed by.
+Tensors are sent as plain memory (CUDA tensors arrive on the CPU), without the rest of the storage
+of which they are a view, and without their autograd graph.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The driver has two sockets with every process, and one with the fork server. On 
 values and requests go both ways, in order. The second one is for what must be heard while a call
 runs. Bodies are pickles of plain tuples, as the comments say, or packed values (`packing`).
 
-A *place* says where a packed value lies: its bytes, or (offset, bytes) in the object store's shared
-memory, where it then stays until the process sends UNPIN.
+A *place* says where a packed value lies: it is the bytes, or (offset, size) in the object store's
+shared memory, where the value stays until the process sends UNPIN.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The backend mig gives a GMI a MIG instance: SMs, memory and caches of its own, by the hardware.
 
-Instances that exist are used; those of the layout that do not are made, and destroyed afterwards.
-A lease notes each step first, so that the next run undoes what a killed launcher has left. There is
+Existing instances are used; missing ones of the layout are made, and destroyed afterwards. A lease
+notes each step first, so that the next run undoes what a killed launcher has left. There is
 no CUDA IPC between instances.
 """
 

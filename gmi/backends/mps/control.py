@@ -1,7 +1,7 @@
 """Runs a private MPS control daemon through NVIDIA's program nvidia-cuda-mps-control.
 
-With -d it starts the daemon that CUDA_MPS_PIPE_DIRECTORY names, without it asks that daemon. Its
-exit code says only whether a daemon answered: what a command did is in what is printed.
+With -d it starts the daemon that CUDA_MPS_PIPE_DIRECTORY names, else it sends that daemon commands.
+Its exit code says only whether a daemon answered; the result of a command is in its output.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Is the runtime of a process on a Ray cluster: of the driver, of tasks, and of actors alike.
 
-It stands where `driver.Driver` and `process.Connection` stand on one machine. References and
-handles keep their ids; beside each id this process keeps Ray's own reference or handle, and these
-travel beside every packed value, so that it is Ray that counts them on all hosts.
+It takes the place of `driver.Driver` and `process.Connection` on one machine. References and
+handles keep their ids; beside each id this process keeps Ray's own reference or handle. These
+travel beside every packed value, so that Ray counts them on all hosts.
 """
 
 from __future__ import annotations
