@@ -41,7 +41,7 @@ class DeviceUsage:
 class DeviceMeter:
     """Measures the GPUs of one gang. Make it before the GMIs start; `close` it afterwards.
 
-    GMIs may have what is free and their own memory of a GPU, or their limit (mps) or MIG instance.
+    GMIs may have the free memory of a GPU and their own, or their limit (mps) or MIG instance.
     """
 
     def __init__(self) -> None:

@@ -51,8 +51,10 @@ def _environment(pid: int) -> bytes:
 
 
 def _in_exec(pid: int) -> bool:
-    """Returns whether a process has memory (a kernel's thread, a zombie has none) but no end of
-    an environment yet: field 51 of /proc/[pid]/stat, man 5 proc."""
+    """Returns whether a process is within exec: it has memory but no end of an environment yet.
+
+    A kernel's thread or a zombie has no memory. The end is field 51 of /proc/[pid]/stat.
+    """
     memory = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()  # from the third
     return memory[0] != "0" and fields[51 - 3] == b"0"

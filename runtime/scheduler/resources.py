@@ -35,9 +35,9 @@ class DeviceResources:
     """Holds the resources of one device.
 
     `free` goes below zero only for CPU (and places for small tasks), when a blocked task goes on,
-    or runs a child of its own though an actor took the CPU it lent. `fixed` is what does not come
-    back by tasks going on: held by actors, or kept by blocked tasks. `lent_cpu` is what those that
-    are blocked gave back for the time being.
+    or runs a child of its own though an actor took the CPU it lent. `fixed` is what running
+    tasks will not release: held by actors, or kept by blocked tasks. `lent_cpu` is what blocked
+    tasks have lent.
     """
 
     __slots__ = ("cpus", "fixed", "free", "lent_cpu", "total")

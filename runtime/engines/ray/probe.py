@@ -13,8 +13,8 @@ _GREETING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 def probe(address: str, timeout_s: float) -> None:
     """Returns when the head at `address` (host:port) has said something; OSError if it does not.
 
-    A process that hangs is connected to all the same, by the kernel: so the head has to say
-    something. One that speaks TLS says that, or hangs up. `timeout_s` is for either.
+    The kernel connects to a hanging process, too, so the head has to answer something. One that
+    speaks TLS answers in that, or hangs up. `timeout_s` is for each step.
     """
     host, _, port = address.rpartition(":")
     endpoint = (host.strip("[]"), int(port))

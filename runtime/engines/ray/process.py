@@ -210,11 +210,11 @@ class _Process:
 class _Shell:
     """Holds an object of the user's class: builds, checkpoints and rebuilds it.
 
-    An actor that runs one call at a time and may be restarted has each call it has run noted by
-    the keeper before the answer leaves. A new process runs them again, as engine local does, so
-    that no answered call is lost; one that was noted, but not answered yet, is asked for again by
-    Ray, and finds its answer here. `save()` is called before the first call after each k-th: what
-    it gives is noted with that call, in one message.
+    If an actor runs one call at a time and may be restarted, the keeper notes each call before its
+    answer is sent. A new process runs the noted calls again, as engine local does, so that no
+    answered call is lost. A call that was noted, but not answered, Ray sends again, and finds its
+    answer here. `save()` is called before the first call after each k-th, and its result is noted
+    with that call, in one message.
     """
 
     def __init__(self, build: ActorBuild, call: Call, *inputs: Value) -> None:

@@ -29,7 +29,7 @@ class GeneratorStream:
     def next(self) -> Any:
         """Returns Ray's reference of the next result, which is ready; None at the end.
 
-        What the generator has raised comes as the last of them.
+        The last one raises the generator's exception, if there is one.
         """
         try:
             reference = next(self.generator)
