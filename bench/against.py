@@ -94,7 +94,7 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Case:
-    """Something that is measured in both trees."""
+    """One quantity that is measured in both trees."""
 
     measure: Callable[[Path], float]  # of a tree
     unit: str = "steps/s"
@@ -105,7 +105,7 @@ class Case:
 def training(
     env: str, num_env: int, iterations: int, *, horizon: int = 128, gmis: int = 1, **more: Any
 ) -> dict[str, Any]:
-    """Sync PPO of so many environments in all."""
+    """Returns the config of sync PPO with `num_env` environments over all GMIs."""
     samples = num_env * horizon
     return {
         "run": {"total_steps": iterations * samples},
@@ -117,7 +117,7 @@ def training(
 
 
 def cases(dry: bool) -> dict[str, Case]:
-    """All that is compared; dry ones are as short as can be."""
+    """Returns all cases by name; with `dry` they are as short as possible."""
     cores = len(os.sched_getaffinity(0))
 
     def iterations(count: int) -> int:
@@ -180,7 +180,7 @@ def cases(dry: bool) -> dict[str, Case]:
 
 
 def _prepare(folder: Path, job: dict[str, Any]) -> list[str]:
-    """Writes the config of a job; the command that launches it."""
+    """Writes the config of a job, and returns the command that launches it."""
     run = {"name": "bench", "folder": "runs", "checkpoint_every": 0, "eval_episodes": 0}
     job = {"version": 1, **job, "run": {**run, **job["run"]}}
     job["hardware"] = {"backend": "cpu", **job["hardware"]}
@@ -199,10 +199,10 @@ def _output(command: list[str], tree: Path, folder: Path) -> str:
 
 
 def steps_per_s(tree: Path, job: dict[str, Any], warmup: int) -> float:
-    """Environment steps a second of a run's fastest tenth of iterations, after `warmup` of them.
+    """Returns the steps a second of the fastest tenth of iterations, after `warmup` of them.
 
-    What other guests of a machine take slows some iterations of a run and not others, by far more
-    than two commits differ; the fastest ones of both are alike where the code is.
+    Other guests of the machine slow some iterations of a run by far more than two commits differ.
+    The fastest iterations of both are alike where the code is.
     """
     with tempfile.TemporaryDirectory(prefix="gmi-against-") as name:
         folder = Path(name)
@@ -219,7 +219,7 @@ def steps_per_s(tree: Path, job: dict[str, Any], warmup: int) -> float:
 
 
 def seconds_to_first_step(tree: Path, job: dict[str, Any]) -> float:
-    """Seconds from the command to the first line of metrics."""
+    """Returns the seconds from the command to the first line of metrics."""
     with tempfile.TemporaryDirectory(prefix="gmi-against-") as name:
         folder = Path(name)
         command = _prepare(folder, job)
@@ -236,7 +236,7 @@ def seconds_to_first_step(tree: Path, job: dict[str, Any]) -> float:
 
 
 def output_of(tree: Path, program: str, job: dict[str, Any] | None = None) -> float:
-    """The number that a program prints last."""
+    """Returns the number that a program prints last."""
     with tempfile.TemporaryDirectory(prefix="gmi-against-") as name:
         folder = Path(name)
         if job is not None:

@@ -46,7 +46,7 @@ TIMEOUT_S: Final = 60.0
 
 
 class Answering:
-    """Answers as an evaluator does that has played."""
+    """Answers like an evaluator that has played, without playing."""
 
     def __init__(self) -> None:
         self._rows = torch.ones(SHARE, 2, 2 + 2 * OBSERVED, dtype=torch.float64)

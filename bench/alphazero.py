@@ -64,7 +64,7 @@ TRAINED: Final[dict[str, Any]] = {
 
 
 def network_of(fields: dict[str, Any]) -> Any:
-    """A network of connect four, with weights that prefer something."""
+    """Returns a network of connect four whose weights prefer some moves."""
     from gmi_drl.placement import AlphaZeroConfig
     from gmi_drl.roles.games import make_game
     from gmi_drl.roles.policies.search import GameNetwork
@@ -76,7 +76,7 @@ def network_of(fields: dict[str, Any]) -> Any:
 
 
 def ours(network: Any, seconds: float) -> Rates:
-    """Leaves a second of games that are played at once."""
+    """Measures the leaves a second of games that are played at once."""
     from gmi_drl.roles.games import step_legal
     from gmi_drl.roles.games.tree import SearchTrees
 
@@ -202,7 +202,7 @@ def training(seconds: float, rounds: int) -> None:
 
 
 def search_alone(cells: Any) -> Any:
-    """Moves of a search whose network prefers nothing and values all positions as draws."""
+    """Returns the moves of a search whose network prefers nothing and values positions as draws."""
     from gmi_drl.roles.games import make_game
     from gmi_drl.roles.games.tree import SearchTrees
 
@@ -216,7 +216,7 @@ def search_alone(cells: Any) -> Any:
 
 
 def best_share(act: Callable[[Any], Any]) -> float:
-    """The share of positions in which `act` plays one of the best moves."""
+    """Returns the share of positions in which `act` plays one of the best moves."""
     rows = [json.loads(line) for line in POSITIONS.read_text(encoding="utf-8").splitlines()]
     moves = act(np.array([row["cells"] for row in rows], np.float32))
     best = [
@@ -227,7 +227,7 @@ def best_share(act: Callable[[Any], Any]) -> float:
 
 
 def against_mcts(policy: Any, games: int) -> tuple[int, int, int]:
-    """Wins, draws and losses of a policy, which begins in every other game."""
+    """Returns wins, draws and losses of a policy, which begins in every other game."""
     import pyspiel
 
     from gmi_drl.roles.games import make_game

@@ -29,7 +29,7 @@ KEYS = {"predictions": "predictions_per_s", "training": "training_samples_per_s"
 
 
 def config_of(task: str, options: argparse.Namespace, channels: str = "mcc") -> dict[str, Any]:
-    """The decoupled run of a task."""
+    """Returns the config of the decoupled run of a task."""
     env, network = TASKS[task]
     samples = options.num_env * options.horizon
     return {
@@ -47,7 +47,7 @@ def config_of(task: str, options: argparse.Namespace, channels: str = "mcc") -> 
 
 
 def co_located(task: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The same devices with all roles in each GMI; half the environments in each."""
+    """Returns the config with all roles in each GMI, which has half of the environments."""
     config = config_of(task, options)
     del config["experience"]
     network = config["algorithm"]["network"]
@@ -60,7 +60,7 @@ def co_located(task: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(task: str, options: argparse.Namespace) -> None:
-    """All contestants of one task, in turn, and their rows."""
+    """Measures all contestants of one task in turn, and emits their rows."""
     warmup, count = options.warmup, options.iterations
     config = config_of(task, options)
 

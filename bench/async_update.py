@@ -44,7 +44,7 @@ def batch(update: int, discrete: bool) -> Columns:
 
 
 def imported(*names: str) -> ModuleType:
-    """The first of these modules that this commit has."""
+    """Returns the first of these modules that this commit has."""
     for name in names:
         try:
             return import_module(f"gmi_drl.{name}")
@@ -54,7 +54,7 @@ def imported(*names: str) -> ModuleType:
 
 
 def settings_of(name: str) -> Any:
-    """The settings of an algorithm; older commits have one class for all of them."""
+    """Returns the settings of an algorithm; older commits have one class for all of them."""
     placement = import_module("gmi_drl.placement")
     keys = {"network": [16, 8], "epochs": 2, "minibatches": 2, "learning_rate": 1e-3}
     if hasattr(placement, "ALGORITHMS"):
@@ -63,7 +63,7 @@ def settings_of(name: str) -> Any:
 
 
 def by_optimizer(name: str, discrete: bool) -> dict[str, Any]:
-    """Updates by the optimizer `async_samples` and its algorithm."""
+    """Updates by the optimizer `async_samples` and its algorithm, and returns their state."""
     from gmi_drl.comm import solo_group
     from gmi_drl.roles.algorithms import algorithm_class
     from gmi_drl.roles.optimizers.learner import Learner
@@ -99,7 +99,7 @@ def by_optimizer(name: str, discrete: bool) -> dict[str, Any]:
 
 
 def by_async_learner(name: str, discrete: bool) -> dict[str, Any]:
-    """Updates by `AsyncLearner`, which commits before the optimizers have."""
+    """Updates by `AsyncLearner`, which commits from before the optimizers have."""
     from gmi_drl.comm import solo_group
 
     learner_module = imported("roles.optimizers.async_learner", "roles.async_learner")

@@ -24,12 +24,12 @@ class Cell:
 
 
 def cell_of(record: dict[str, Any]) -> Cell:
-    """Which cell a record is of."""
+    """Returns the cell that a record is of."""
     return Cell(record["task"], record["seed"], record["system"])
 
 
 class Cells:
-    """Finished cells on disk; every change is written whole or not at all."""
+    """Keeps finished cells on disk; every change is written whole or not at all."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,13 +38,13 @@ class Cells:
             self.records[cell_of(record)] = record
 
     def add(self, record: dict[str, Any]) -> None:
-        """Keep this record, in place of an older one of the same cell."""
+        """Keeps this record, in place of an older one of the same cell."""
         self.records[cell_of(record)] = record
         cells = [self.records[cell] for cell in sorted(self.records)]
         write_results(self.path, read_results(self.path) | {"cells": cells})
 
     def merge(self, folder: Path) -> list[Cell]:
-        """Take in the cells of a folder, one JSON file each, that are not here yet."""
+        """Takes in the cells of a folder, one JSON file each, that are not here yet."""
         added = []
         for file in sorted(folder.glob("*.json")):
             record = json.loads(file.read_text())
@@ -54,7 +54,7 @@ class Cells:
         return added
 
     def of(self, task: str, system: str) -> list[dict[str, Any]]:
-        """The records of one task and system, by seed."""
+        """Returns the records of one task and system, by seed."""
         return [
             self.records[cell]
             for cell in sorted(self.records)
@@ -74,10 +74,10 @@ def thinned(curve: list[tuple[int, float]], points: int = 500) -> list[tuple[int
 
 
 def evaluations(records: list[dict[str, Any]]) -> list[float]:
-    """Mean evaluation return of each record."""
+    """Returns the mean evaluation return of each record."""
     return [float(record["evaluation"]["mean"]) for record in records]
 
 
 def training_returns(records: list[dict[str, Any]]) -> list[float]:
-    """Mean return of the last 100 training episodes of each record."""
+    """Returns the mean return of the last 100 training episodes of each record."""
     return [float(record["curve"][-1][1]) for record in records if record["curve"]]

@@ -47,7 +47,7 @@ from chaos_strikes import Blow, Dealt, deal, drawn
 from report import emit
 
 _NEW_NAMESPACE, _PRIVATE, _SUBREAPER = 0x20000, 0x44000, 36  # of unshare, mount and prctl
-_TO_CHANGE_S: Final = 1.5  # from a resize that is asked for to a blow, at most
+_TO_CHANGE_S: Final = 1.5  # the longest time from asking for a resize to a blow
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Outcome:
     seed: int
     mode: str
     blows: list[list[str]] = field(default_factory=list)  # victim, blow, what came of the strike
-    skipped: int = 0  # blows that had no victim, or may not be dealt here
+    skipped: int = 0  # blows without a victim, and those that are not allowed here
     told: list[str] = field(default_factory=list)
     failure: str = ""
     seconds: float = 0.0
@@ -86,7 +86,7 @@ class Case:
                 if run.launcher is None:
                     run.launch(self._random.randrange(3_000, 40_000))
                 self._strike_once()
-            for _ in range(3):  # the run in flight, and if it was a short one, another
+            for _ in range(3):  # the run that is under way, and another if it was a short one
                 if run.launcher is None:
                     run.launch(2_000)
                 run.until(lambda: not run.runs(), "the run's end")
@@ -111,7 +111,7 @@ class Case:
             run.ask_resize()
             time.sleep(self._random.uniform(0, _TO_CHANGE_S))
         began, since = run.progress(), len(run.output())
-        dealt: list[tuple[float, Dealt]] = []  # until when it lasts
+        dealt: list[tuple[float, Dealt]] = []  # the time at which each blow ends
         for blow in blows:
             time.sleep(blow.after_s)
             if (hit := deal(blow, run)) is None:
@@ -135,7 +135,7 @@ class Case:
                 self.outcome.blows.append([hit.blow.victim, hit.blow.what, result])
 
     def _wait_for_a_moment(self) -> None:
-        """Waits for some time after the launch, or until the work has come on somewhat."""
+        """Waits for some time after the launch, or until the run has made some progress."""
         run = self._run
         delay_s, iterations = self._random.uniform(0, 6), self._random.randrange(1, 12)
         if self._random.random() < 0.3 and run.mode != "resize":
@@ -156,13 +156,17 @@ def run_case(
     mode: str, seed: int, strikes: int, on_ray: bool, tell: Callable[[str], None]
 ) -> Outcome:
     """Runs one case."""
-    # What a script starts in its background ignores SIGINT, and so would launchers.
+    # A shell's background jobs ignore SIGINT, and launchers would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    LIBC.prctl(_SUBREAPER, 1, 0, 0, 0)  # what loses its parent becomes ours, and is seen
-    if LIBC.unshare(_NEW_NAMESPACE) == 0:  # mounts are this process's, and go with it
+    LIBC.prctl(
+        _SUBREAPER, 1, 0, 0, 0
+    )  # orphans become children of this process, where they are seen
+    if LIBC.unshare(_NEW_NAMESPACE) == 0:  # mounts belong to this process alone, and end with it
         LIBC.mount(b"none", b"/", None, _PRIVATE, None)
         LIBC.mount(b"none", b"/dev/shm", b"tmpfs", 0, None)
-    folder = Path(tempfile.mkdtemp(prefix="gdc-", dir="/tmp"))  # short: sockets lie in it
+    folder = Path(
+        tempfile.mkdtemp(prefix="gdc-", dir="/tmp")
+    )  # short, because sockets lie in it and their paths are limited
     outcome = Case(mode, seed, folder, on_ray, tell).strike(strikes)
     shutil.rmtree(folder, ignore_errors=True)
     return outcome
@@ -191,7 +195,7 @@ def table_of(outcomes: Sequence[Outcome]) -> dict[str, dict[str, dict[str, int]]
 
 
 def _cases(options: argparse.Namespace) -> list[Outcome]:
-    """Runs cases of all modes in turn until there were so many blows, besides those of before."""
+    """Runs cases of all modes in turn until there are --kills blows, recorded ones included."""
     outcomes = _recorded_outcomes(options)
     cases = zip(itertools.cycle(options.modes), itertools.count(options.seed * 100_000))
     known = {(outcome.mode, outcome.seed) for outcome in outcomes}

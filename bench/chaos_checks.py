@@ -17,7 +17,7 @@ from gmi_drl.placement import Layout, layout_faults_of, load_config
 from gmi_drl.report.policy_lineage import PolicyReader
 from gmi_drl.roles.state import checkpoint
 
-_HOSTS = ("host", "agent", "raylet")  # whose end is that of a host
+_HOSTS = ("host", "agent", "raylet")  # a host is lost when one of these ends
 
 
 def judge(run: Run, dealt: Sequence[Dealt], blows: Sequence[Blow], since: int) -> str:
@@ -53,9 +53,9 @@ def judge(run: Run, dealt: Sequence[Dealt], blows: Sequence[Blow], since: int) -
 
 
 def _check_told(run: Run, dealt: Dealt, since: int) -> None:
-    """Waits until the launcher has told of the only blow, where it tells of such."""
-    # A search runs a trial again without a word (docs/search.md), a GMI that makes room may have
-    # done all it had to, and fork servers of other hosts speak there.
+    """Waits until the launcher has reported the only blow, if it reports blows of this kind."""
+    # A search runs a trial again without a message (docs/search.md), a GMI that makes room may have
+    # finished its work, and fork servers of other hosts write to the logs there.
     silent = {"tune": "gmi", "search": "gmi", "resize": ("gmi", "fork"), "hosts": "fork"}
     kind = dealt.name.split(".")[0]
     pattern = ""
@@ -68,7 +68,7 @@ def _check_told(run: Run, dealt: Dealt, since: int) -> None:
 
 
 def ended(run: Run, blows: Sequence[Blow]) -> int:
-    """Returns the exit status of its launcher; Fault if something is left, or is not whole."""
+    """Returns the launcher's exit status; Fault if something is left over or incomplete."""
     status = run.ended()
     text = run.output()
     if "Traceback (most recent call last)" in text and status != 0:
@@ -99,7 +99,7 @@ def ended(run: Run, blows: Sequence[Blow]) -> int:
 
 
 def _check_layout(run: Run) -> None:
-    """Config and layout are of one another, or a change to others is written down whole."""
+    """Checks that config and layout match; of an interrupted change, those in change.json."""
     assert run.folder is not None
     config_path, layout_path = run.folder / "config.yaml", run.folder / "layout.json"
     if (run.folder / "change.json").exists():
@@ -119,7 +119,7 @@ def _check_layout(run: Run) -> None:
 
 
 def check_finished(run: Run, blows: Sequence[Blow]) -> None:
-    """Checks what the last resume has left: it has finished, whole, and nothing lies about."""
+    """Checks that the last resume has finished completely and has left nothing behind."""
     if run.mode in ("tune", "search"):
         written = "tuned.yaml" if run.mode == "tune" else "searches/t/*/best.yaml"
         if not list(run.disk.glob(written)):
@@ -145,13 +145,13 @@ def _check_state(run: Run) -> dict[str, Any]:
 
 
 def _check_lineage(run: Run, last: int, blows: Sequence[Blow]) -> None:
-    """Every version is recorded, but for those a killed launcher or a full disk has cost."""
+    """Checks that all versions are recorded but those lost to a killed launcher or a full disk."""
     assert run.folder is not None
     with contextlib.closing(_opened(run.folder / "gcs.sqlite")) as store:
         known = {policy.version.number for policy in PolicyReader(store).chain()}
     missing = sorted(set(range(1, last + 1)) - known)
     run.tell(f"  {last} versions, {len(missing)} not recorded")
-    # The launcher of a host is a "process". What one host has not passed on is known of the others.
+    # The launcher of a host is a "process". What one lost host has not sent, the others still know.
     ends_host = ("process", "agent", "raylet")
     lost = [blow for blow in blows if run.mode == "hosts" and blow.victim in ends_host]
     excused = len(lost) > 1 or any(blow.ends or blow.victim == "disk" for blow in blows)

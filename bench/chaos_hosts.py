@@ -16,6 +16,6 @@ from gmi_drl.cli.main import main
 from gmi_drl.launcher.hosts import agent
 
 if __name__ == "__main__":
-    agent.SILENCE_S = math.inf  # agents are in this process, and one that is not asked ends its own
+    agent.SILENCE_S = math.inf  # agents share this process, and one that is not asked would end it
     with fake_ray.cluster(FakeHost("127.0.0.2"), FakeHost("127.0.0.3")) as address:
         raise SystemExit(main([*sys.argv[1:], "--set", f"cluster.address={address}"]))

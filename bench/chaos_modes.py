@@ -39,7 +39,7 @@ _TWO_HOSTS: Final = {  # both on one core
     "hardware": {"backend": "cpu", "cores": [min(os.sched_getaffinity(0))]},
     "layout": {"gmi_per_gpu": 1},
 }  # fmt: skip
-# What each has other than the config below.
+# The sections in which a mode differs from the config below.
 MODES: Final[dict[str, dict[str, Any]]] = {
     "tcg_ex": {},
     "one GMI": {"layout": {"gmi_per_gpu": 1}},
@@ -75,7 +75,7 @@ MODES: Final[dict[str, dict[str, Any]]] = {
     },
     "search": {"layout": {"gmi_per_gpu": 1}, "search": _SEARCH},
     "two devices": _TWO_DEVICES,
-    "resize": {},  # each strike comes while it becomes another layout
+    "resize": {},  # each strike comes while the layout changes
     "hosts": _TWO_HOSTS,
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ _NAMES: Final = {"raylet": re.compile(r"/raylet/raylet "), "agent": re.compile(r
 
 
 class RayCluster:
-    """One, for as long as it is not closed. `environment`: what programs of its hosts are given."""
+    """Runs a cluster until it is closed; `environment` is that of the programs on its hosts."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -35,13 +35,13 @@ class RayCluster:
         self.address = next(line for line in lines if re.fullmatch(r"[\d.]+:\d+", line))
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the cluster."""
         self._program.communicate("")
 
 
 def name_of(command: str) -> str | None:
-    """Returns what a process is called that belongs to a host, if it is one of these."""
-    host = "--node_ip_address=127."  # that of the head is not struck
+    """Returns the name of a host's process, raylet or agent; None for any other."""
+    host = "--node_ip_address=127."  # the head's raylet is not struck
     for name, pattern in _NAMES.items():
         if pattern.search(command) and (name != "raylet" or host in command):
             return name
@@ -49,7 +49,7 @@ def name_of(command: str) -> str | None:
 
 
 def is_rays(command: str) -> bool:
-    """Tells whether a process is of Ray itself, and stays when a run has ended."""
+    """Tells whether a process belongs to Ray itself, which stays when a run has ended."""
     return _RAYS_OWN.search(command) is not None
 
 
@@ -57,7 +57,7 @@ def _keep(hosts: int) -> None:
     """Starts a cluster with a head on which nothing runs; ends it with the input."""
     from ray.cluster_utils import Cluster
 
-    folder = tempfile.mkdtemp(prefix="gdc-ray-", dir="/tmp")  # paths of its sockets are long
+    folder = tempfile.mkdtemp(prefix="gdc-ray-", dir="/tmp")  # Ray's socket paths are long
     options = {"object_store_memory": 80_000_000}
     cluster = Cluster(
         initialize_head=True,

@@ -22,12 +22,12 @@ from chaos_ray import RayCluster, is_rays, name_of
 
 from gmi_drl.launcher.folder.resize_request import REQUEST, ResizeRequest, make_request
 
-WITHIN_S: Final = 150.0  # what must come comes by then, or while the work comes on
+WITHIN_S: Final = 150.0  # until a condition holds; again as long while the run makes progress
 _LINGER_S: Final = 20.0  # of processes that end
 _LINGER_ON_RAY_S: Final = 30.0
 LIBC: Final = ctypes.CDLL(None)
 _HOSTS: Final = Path(__file__).with_name("chaos_hosts.py")
-# A link is read and replaced at once; its text is what the clock is ahead by.
+# A link is read and replaced atomically; its text is by how many seconds the clock is ahead.
 _CLOCK: Final = """
 import os, time
 _time = time.time
@@ -55,7 +55,7 @@ class Fault(Exception):
 class Run:
     """A run of one mode in an empty `folder` that is for it alone.
 
-    It is launched, and gone on with, as often as it is struck down.
+    It is launched again, or resumed, as often as it is struck down.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class Run:
 
     @property
     def folder(self) -> Path | None:
-        """The newest folder of a run; None before it is there."""
+        """Returns the newest folder of a run; None before there is one."""
         runs = (self.disk / "runs" / "t").glob("*")
         return max(runs, key=lambda path: path.stat().st_mtime_ns, default=None)
 
     def launch(self, more: int) -> None:
-        """Begins the run, or goes on with it, for `more` steps."""
+        """Begins the run, or resumes it, for `more` steps."""
         run, is_trained = self.folder, self.mode not in ("serving", "tune", "search")
         words = [self.mode if self.mode in ("tune", "search") else "launch"]
         steps = more
@@ -127,7 +127,7 @@ class Run:
             )  # fmt: skip
 
     def runs(self) -> bool:
-        """Tells whether its launcher does."""
+        """Tells whether its launcher is running."""
         return self.launcher is not None and self.launcher.poll() is None
 
     def ended(self) -> int:
@@ -141,7 +141,7 @@ class Run:
         return status
 
     def close(self) -> None:
-        """Ends what is left of it."""
+        """Ends all of its processes that are left."""
         for pid in [*self._remaining(), *([self.launcher.pid] if self.launcher else [])]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -162,14 +162,14 @@ class Run:
     ) -> None:
         """Waits for a condition; Fault if it does not come in time.
 
-        Where the run is not to end, and `works`, it has as long again while its work comes on.
+        With `works` the deadline is extended by `within_s` as long as the run makes progress.
         """
         last_progress, deadline_s = self.progress(), time.monotonic() + within_s
         while not condition():
             if time.monotonic() > deadline_s:
-                if not works or (now := self.progress()) == last_progress:
+                if not works or (progress := self.progress()) == last_progress:
                     raise Fault(f"not within {within_s:g} s: {what}")
-                last_progress, deadline_s = now, time.monotonic() + within_s
+                last_progress, deadline_s = progress, time.monotonic() + within_s
             time.sleep(0.02)  # between two looks
 
     def output(self) -> str:
@@ -179,11 +179,11 @@ class Run:
 
     @property
     def age_s(self) -> float:
-        """Returns the seconds since there was nothing of it."""
+        """Returns the seconds since this object was made, before anything was launched."""
         return time.monotonic() - self._made_s
 
     def said(self, pattern: str, since: int) -> bool:
-        """Tells whether it has printed this after so many characters."""
+        """Tells whether its output matches the pattern after the first `since` characters."""
         return re.search(pattern, self.output()[since:]) is not None
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -194,7 +194,7 @@ class Run:
         return []
 
     def progress(self) -> int:
-        """Returns a number that grows as the work comes on."""
+        """Returns a number that grows as the run makes progress."""
         if self.mode == "tune":
             files = [*(self.disk / "cache").rglob("*.jsonl")]
         elif self.mode == "search":
@@ -210,17 +210,17 @@ class Run:
         return sorted((self.folder / "checkpoints").glob("iteration_*")) if self.folder else []
 
     def ask_resize(self) -> None:
-        """Asks for two GMIs where it has one, and for one where it has two; if it can be asked."""
+        """Asks for two GMIs where it has one, and for one where it has two, if it can be asked."""
         if self.folder is None or not (lines := self.metrics()):
             return
         gmis = 3 - len(lines[-1]["gmi_seconds"])
         request = ResizeRequest(uuid.uuid4().hex, (f"layout.gmi_per_gpu={gmis}",))
-        with contextlib.suppress(OSError):  # one that waits already, or a full disk
+        with contextlib.suppress(OSError):  # a request is waiting already, or the disk is full
             make_request(self.folder, request)
             self.tell(f"asked for {gmis} GMIs")
 
     def is_resizing(self) -> bool:
-        """Tells whether it has yet to answer."""
+        """Tells whether it has a request to resize that is not answered yet."""
         return self.folder is not None and (self.folder / REQUEST).exists()
 
     def processes(self) -> dict[int, str]:
@@ -239,19 +239,19 @@ class Run:
         return names | {pid: name_of(command) or "" for pid, (_, command) in rays.items()}
 
     def jump(self, by_s: int) -> None:
-        """Sets the clock of its processes to so much ahead of ours."""
+        """Sets the clock of its processes ahead of ours by `by_s` seconds."""
         (self._folder / "clock.new").symlink_to(str(by_s))
         (self._folder / "clock.new").replace(self._folder / "clock")
 
     def left_files(self) -> list[Path]:
-        """Returns what lies where nothing of a run that has ended may."""
+        """Returns files in places where a run that has ended must leave nothing."""
         shm = list(Path("/dev/shm").iterdir()) if self.has_own_disk else []
         hosts = [path for path in (self._folder / "hosts").iterdir() if path.name != "ray"]
         sockets, files = (self._folder / "sockets").iterdir(), (self.disk / "tmp").iterdir()
         return [*sockets, *files, *hosts, *shm]
 
     def _remaining(self) -> dict[int, tuple[int, str]]:
-        """Returns its processes but for the launcher, and for what is of Ray itself."""
+        """Returns its processes without the launcher and those of Ray itself, by pid."""
         launcher_pids = {self.launcher.pid} if self.launcher is not None else set()
         others = self._others | launcher_pids
         return {
@@ -262,7 +262,7 @@ class Run:
 
 
 def _tree() -> dict[int, tuple[int, str]]:
-    """Parent and command of every process that comes from this one, and runs."""
+    """Returns parent and command of every running descendant of this process, by pid."""
     everyone: dict[int, tuple[int, str]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -281,7 +281,7 @@ def _tree() -> dict[int, tuple[int, str]]:
 
 
 def _mounted(folder: Path, size: str) -> bool:
-    """Makes `folder`, on a disk of its own of that size where that is allowed."""
+    """Makes `folder`; tells whether a file system of its own is mounted on it."""
     folder.mkdir()
     options = f"size={size}".encode()
     return not LIBC.mount(b"none", str(folder).encode(), b"tmpfs", 0, options)

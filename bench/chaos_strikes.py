@@ -13,7 +13,7 @@ from typing import Final
 from chaos_modes import HANG_S
 from chaos_run import Run
 
-BLOWS: Final = {"kill": 5, "pause": 2, "stop": 1}  # how often; a pause is shorter than HANG_S
+BLOWS: Final = {"kill": 5, "pause": 2, "stop": 1}  # weights; a pause is shorter than HANG_S
 _SIGNALS: Final = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}
 _NAMED: Final = ("launcher", "fork server", "raylet", "agent")
 _JUMPS_S: Final = (-86_400, -60, 60, 86_400)
@@ -21,23 +21,23 @@ _JUMPS_S: Final = (-86_400, -60, 60, 86_400)
 
 @dataclass(frozen=True)
 class Blow:
-    """Hits one process, or what all of them use."""
+    """Describes a blow to one process, or to what all of them use."""
 
     victim: str  # one of _NAMED, "process" (any other), "disk", "clock", "device"
     what: str  # a key of BLOWS, "term" or "int"; "full", "jump", "loss" of the last three
-    which: float  # of several, as a share of their number
+    which: float  # which of several victims, from 0 to 1
     lasts_s: float  # of a pause, a stop, and a full disk
     after_s: float  # after the blow before
 
     @property
     def ends(self) -> bool:
-        """Tells that the launcher ends of it."""
+        """Tells whether the blow ends the launcher."""
         return self.victim == "launcher" and self.what in ("kill", "term", "int")
 
 
 @dataclass(frozen=True)
 class Dealt:
-    """A blow that was dealt: who was hit, and what undoes it when it has lasted its time."""
+    """Records a blow that was dealt: who was hit, and how it is undone when its time is over."""
 
     blow: Blow
     name: str
@@ -106,9 +106,9 @@ def _signal(blow: Blow, run: Run) -> Dealt | None:
 
 
 def _take_a_core(blow: Blow, run: Run) -> Dealt | None:
-    """Keeps the launcher from a core, where it has another.
+    """Takes a core from the launcher, where it has another.
 
-    Before there are GMIs it would be another machine, for which the config does not fit.
+    Before there are GMIs it would see a smaller machine, which the config does not fit.
     """
     assert run.launcher is not None
     if not any(name.startswith("gmi ") for name in run.processes().values()):
@@ -123,7 +123,7 @@ def _take_a_core(blow: Blow, run: Run) -> Dealt | None:
 
 
 def _fill(run: Run, which: float) -> Callable[[], object]:
-    """Leaves no room on the disk but a little; returns what makes room again."""
+    """Fills the disk but for a little; returns a function that makes room again."""
     ballast = run.disk / "ballast"
     with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:
         while True:

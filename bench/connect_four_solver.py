@@ -23,7 +23,7 @@ COLUMN = [((1 << ROWS) - 1) << column * HEIGHT for column in range(COLUMNS)]
 
 
 def bits(cells):
-    """The own stones and all stones of a board of 42 cells, 1 own and -1 the other's."""
+    """Returns the bitboards of own and of all stones; of 42 cells 1 is own, -1 the other's."""
     own = mask = 0
     for place, stone in enumerate(cells):
         row, column = divmod(place, COLUMNS)
@@ -34,7 +34,7 @@ def bits(cells):
 
 
 def _winning(own, mask):
-    """The empty places that would make four of `own`."""
+    """Returns the empty places that would make four of `own`."""
     winning = own << 1 & own << 2 & own << 3
     for step in (HEIGHT, HEIGHT - 1, HEIGHT + 1):
         pair = own << step & own << 2 * step
@@ -46,7 +46,7 @@ def _winning(own, mask):
 
 @lru_cache(maxsize=4_000_000)
 def solve(own, mask):
-    """The value to who moves, 1, 0 or -1, of a board on which nobody has won yet."""
+    """Returns the value for the player to move, 1, 0 or -1; nobody has won the board yet."""
     if mask == BOARD:
         return 0
     playable = (mask + BOTTOM) & BOARD
@@ -71,7 +71,7 @@ def solve(own, mask):
 
 
 def values(cells):
-    """The value of each of the 7 moves to who makes it; None where the column is full."""
+    """Returns the value of each of the 7 moves for its player; None where the column is full."""
     own, mask = bits(cells)
     results = []
     for column in range(COLUMNS):
@@ -86,7 +86,7 @@ def values(cells):
 
 
 def sensible(cells):
-    """The columns that lose nothing at once: a win, a block, or none that the other wins above."""
+    """Returns the columns that lose nothing at once: a win, a block, or no win above."""
     own, mask = bits(cells)
     playable = (mask + BOTTOM) & BOARD
     threats = _winning(own ^ mask, mask)

@@ -45,7 +45,7 @@ _STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS
 
 @dataclass
 class Sample:
-    """One timed stretch."""
+    """Holds one timed stretch of steps."""
 
     steps: int
     wall_s: float
@@ -74,7 +74,7 @@ class Stopwatch:
 
 
 class Batch:
-    """Our MuJoCo batch, and bare physics that does its work again."""
+    """Steps our MuJoCo batch, and repeats its work by bare physics."""
 
     def __init__(self, env_id: str, num_env: int, threads: int) -> None:
         self.env: Any = make_env(env_id, num_env, adapter="mujoco", threads=threads)
@@ -86,7 +86,7 @@ class Batch:
         self.env.reset()
 
     def step(self, actions: np.ndarray) -> Sample:
-        """Step with actions [T, N, act]; what bare physics needs is noted outside the time."""
+        """Steps with actions [T, N, act]; what bare physics needs is kept outside the timing."""
         watch, tensors = Stopwatch(), torch.from_numpy(actions).float()
         self.done.clear()
         for action, tensor in zip(actions, tensors, strict=True):
@@ -100,7 +100,7 @@ class Batch:
         return watch.sample(self.num_env * len(actions))
 
     def physics(self, actions: np.ndarray) -> Sample:
-        """The steps `step` did last, through `mujoco.rollout`."""
+        """Repeats the steps that `step` did last, through `mujoco.rollout`."""
         watch = Stopwatch()
         with watch:
             for state, warm, controls in self.done:
@@ -127,7 +127,7 @@ def stepper(step: Callable[[Any], Any], convert: Callable[[Any], Any], num_env: 
 
 
 def mujoco_contestants(env_id: str, num_env: int, threads: int) -> tuple[dict[str, Any], list[Any]]:
-    """Name -> timed stretch, ours first; and what to close."""
+    """Returns the contestants' functions by name, ours first, and the environments to close."""
     batch = Batch(env_id, num_env, threads)
     makers = [lambda: gymnasium.make(env_id)] * num_env
     mode = {"autoreset_mode": AutoresetMode.SAME_STEP}
@@ -162,7 +162,7 @@ def cartpole_contestants(num_env: int) -> tuple[dict[str, Any], list[Any]]:
 def measure(
     contestants: dict[str, Any], actions: Callable[[int], np.ndarray], rounds: int
 ) -> dict[str, list[Sample]]:
-    """`rounds` samples of each, in turn, after one round that does not count."""
+    """Takes `rounds` samples of each contestant in turn, after one round that does not count."""
     samples: dict[str, list[Sample]] = {name: [] for name in contestants}
     for number in range(rounds + 1):
         drawn = actions(number)
@@ -174,7 +174,7 @@ def measure(
 
 
 def report(task: str, samples: dict[str, list[Sample]], **about: Any) -> None:
-    """A JSON line for each peer, a line for people beside it."""
+    """Emits a row for each peer, and prints a line for people beside it."""
     for name in samples:
         if name == "ours":
             continue
@@ -183,7 +183,7 @@ def report(task: str, samples: dict[str, list[Sample]], **about: Any) -> None:
         ours, peer_samples = (samples[key] for key in pair)
         speeds, peers = ([s.steps_per_s for s in group] for group in (ours, peer_samples))
         cpu = [statistics.median(1000 * s.cpu_s / s.steps for s in g) for g in (ours, peer_samples)]
-        in_workers = name == "gymnasium_async"  # their CPU time is not this process's
+        in_workers = name == "gymnasium_async"  # this process's clock does not have their CPU time
         row = emit_pairs(
             "envs",
             f"{task}/{name}",

@@ -49,7 +49,7 @@ STEP: Final = 0.02
 
 
 def ours(environment: str, hidden: list[int], cores: int, seconds: float) -> Rates:
-    """Evaluations a second of a run."""
+    """Measures the evaluations a second of a run."""
     population = 2 * PER_CORE * cores
     rounds = max(3, round(seconds * 25 / (2 * PER_CORE)) + 1)
     lines = lines_of(
@@ -73,7 +73,7 @@ def ours(environment: str, hidden: list[int], cores: int, seconds: float) -> Rat
 
 
 def bare(environment: str, cores: int, seconds: float) -> Rates:
-    """The same of the environments alone, in as many processes."""
+    """Measures the same of the environments alone, in as many processes."""
     return {"evaluations_per_s": at_once(_step_alone, cores, environment, seconds) / LENGTH}
 
 
@@ -101,7 +101,7 @@ def _step_alone(environment: str, seconds: float) -> float:
 
 
 def pooled(environment: str, hidden: list[int], cores: int, seconds: float) -> Rates:
-    """The same of ARS in NumPy, with a pool of workers."""
+    """Measures the same of ARS in NumPy, with a pool of workers."""
     sizes = sizes_of(environment, hidden)
     theta, seen = np.zeros(numel_of(sizes)), Seen(sizes[0])
     directions, number, evaluated, began = PER_CORE * cores, 0, 0, 0.0

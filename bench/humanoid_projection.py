@@ -64,7 +64,7 @@ ASSUMED: Final = (
 
 
 def evaluator() -> rl.Evaluator:
-    """Returns one as a core would have it."""
+    """Returns an evaluator as a core would have it."""
     instance = rl.Evaluator(
         "Humanoid-v5", rl.ES, num_env=2, settings=SETTINGS,
         options={"terminate_when_unhealthy": False},
@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def project(name: str, step_s: float, direction_s: float, parameters: int, repeats: int) -> None:
-    """Emits what is projected of a step and a direction that take so long."""
+    """Emits the projection from the seconds of a step and of a direction."""
     rows = rows_of(RESULTS / "aggregators.json")
     two_s, flat = rows["gather/2"]["peer"] / 1e3, rows["gather/64"]
     answer_s = flat["peer_driver_cpu_ms"] / 1e3 / flat["evaluators"]

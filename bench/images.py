@@ -40,7 +40,7 @@ from gmi_drl.roles.envs import make_env
 ROWS: Final = ("batch", "memory", "steps", "lz4")
 TIMEOUT_S: Final = 280
 MIB: Final = 1 << 20
-# Says the bytes of a batch of 64 x 128; it is run with the gmi_drl of either commit.
+# Prints the bytes of a batch of 64 x 128; it is run with the gmi_drl of either commit.
 BATCH: Final = """
 import json, sys
 from gmi_drl.roles.algorithms.ppo import PPO
@@ -60,7 +60,7 @@ print(sum(memory.values()))
 
 
 def config_of(*words: str) -> dict[str, Any]:
-    """Returns the example, in one GMI on both cores, with changes."""
+    """Returns the config of the example in one GMI on both cores, with these changes."""
     overrides = [
         "run.eval_episodes=0", "run.checkpoint_every=0", "run.log_every=1", "layout.gmi_per_gpu=1",
         "hardware.backend=cpu", "hardware.num_gpus=1", "hardware.cores=[0, 1]", *words,
@@ -70,7 +70,7 @@ def config_of(*words: str) -> dict[str, Any]:
 
 
 def asked(tree: Path, program: list[str], folder: str | None = None) -> str:
-    """Returns what a Python program says that runs with the gmi_drl of `tree`."""
+    """Returns the output of a Python program that runs with the gmi_drl of `tree`."""
     completed = subprocess.run(
         [sys.executable, *program], cwd=folder, env=environment(tree), capture_output=True,
         text=True, timeout=TIMEOUT_S, check=False,
@@ -81,7 +81,7 @@ def asked(tree: Path, program: list[str], folder: str | None = None) -> str:
 
 
 def job(tree: Path, config: dict[str, Any], warmup: int = 1) -> Callable[[], Rates]:
-    """Returns what launches a run and reads its metrics."""
+    """Returns a function that launches a run and reads its metrics."""
 
     def run() -> Rates:
         with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
@@ -117,7 +117,7 @@ def batch_rows(before: Path) -> None:
 
 
 def pair(name: str, before: Path, key: str, rounds: int, config: dict[str, Any]) -> None:
-    """Measures a job at both commits in turn, and emits one of its figures."""
+    """Measures a job at both commits in turn, and emits one of its metrics."""
     results = in_turn({"now": job(ROOT, config), "before": job(before, config)}, rounds)
     ours, theirs = ([run[key] for run in results[way]] for way in ("now", "before"))
     unit = "MiB" if key == "mem_mib" else "steps/s"

@@ -28,7 +28,7 @@ BENCH = Path(__file__).resolve().parent
 STOP = threading.Event()  # set: jobs under way in any thread end with a JobError
 _TESTS = BENCH.parent / "tests"
 _FRONT = "import sys; from gmi_drl.cli.main import main; sys.exit(main())"
-# GMIs are forked from a server that imports what is preloaded, which says how many cores there are.
+# GMIs are forked from a server with these preloads, and so see the faked number of cores.
 _FRONT_ON_SHARED_CORES = f"""\
 import fake_cores
 from gmi_drl.launcher.start import preload
@@ -57,7 +57,7 @@ class Job:
 
 
 def importable(python: str, script: str, vec: str) -> str | None:
-    """None if this peer runs under `python`, else the last line of what it says."""
+    """Returns None if this peer runs under `python`, else the last line of its error."""
     command = [python, str(BENCH / "peers" / script), f"--vec={vec}", "--check"]
     try:
         completed = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -69,7 +69,7 @@ def importable(python: str, script: str, vec: str) -> str | None:
 
 
 def on_cores(cores: Sequence[int] | None, command: list[str]) -> list[str]:
-    """`command`, confined to these cores from its first instruction on."""
+    """Returns `command` confined to these cores from its first instruction on."""
     if cores is None:
         return command
     confine = "import os,sys; os.sched_setaffinity(0,{%s}); os.execvp(sys.argv[1],sys.argv[1:])"
@@ -83,7 +83,7 @@ def run_peer(
     timeout: timedelta,
     cores: Sequence[int] | None = None,
 ) -> Job:
-    """Run one peer's job to its end."""
+    """Runs one peer's job to its end."""
     command = [python, str(BENCH / "peers" / script), *settings.arguments()]
     return _run_script(command, script, timeout, cores)
 
@@ -97,7 +97,7 @@ def run_rl(
     algorithm: dict[str, Any] | None = None,
     wrappers: Sequence[Any] = (),
 ) -> Job:
-    """Train this job from Python, by an optimizer of `gmi_drl.rl`, over so many evaluators."""
+    """Trains this job from Python, by an optimizer of `gmi_drl.rl` over `evaluators` of them."""
     config = our_config(settings, Path(), evaluators, algorithm=algorithm, wrappers=wrappers)
     script = BENCH / "rl" / "job.py"
     command = [sys.executable, str(script), optimizer, str(evaluators), json.dumps(config)]
@@ -134,12 +134,12 @@ def our_config(
     wrappers: Sequence[Any] = (),
     sections: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The job of `settings` as a gmi-drl configuration; `algorithm` overrides single fields.
+    """Returns the job of `settings` as a config; `algorithm` overrides single fields.
 
-    Environments are in `wrappers`, and shared among `gmi_per_gpu` GMIs that sample. `sections`
-    overrides single fields of other sections, and whatever is no section, as `mode`.
+    Environments are wrapped in `wrappers`, and divided among the `gmi_per_gpu` GMIs that sample.
+    `sections` overrides single fields of other sections, and top-level keys such as `mode`.
 
-    With an `algorithm.name` other than PPO's, the settings that are PPO's alone are left out.
+    Settings of PPO alone are left out when `algorithm.name` is another one.
     """
     for total, unit in ((settings.n_envs, "environments"), (settings.minibatch, "samples")):
         if total % gmi_per_gpu:
@@ -205,10 +205,10 @@ def run_ours(
     sections: Mapping[str, Any] | None = None,
     gmis: int = 1,
 ) -> Job:
-    """`gmi-drl launch` on this job, to its end; `progress` hears of the steps taken.
+    """Runs `gmi-drl launch` on this job to its end; `progress` is called with the steps taken.
 
-    Where it has more GMIs than `cores`, they share those, which no user's job may: what is learned
-    is the same, how fast says nothing.
+    If it has more GMIs than `cores`, they share the cores, which a user's job may not: what it
+    learns is the same, but its speed is not comparable.
     """
     sharing = cores is not None and gmis > len(cores)
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as name:
@@ -243,7 +243,7 @@ class _Meter:
         self.samples: list[tuple[int, float]] = []  # steps taken, CPU seconds until then
 
     def look(self, pid: int) -> None:
-        """Take a sample if the run has come further: after the warm-up, at the end, and between
+        """Takes a sample if the run has made progress: after the warm-up, at the end, and between
         them at most twice a second, as reading every process's clock costs milliseconds."""
         known = len(self.lines)
         self._follow()
@@ -258,7 +258,7 @@ class _Meter:
             self.progress(self.lines[-1]["steps"])
 
     def _follow(self) -> None:
-        """Read the whole lines that are new."""
+        """Reads the complete lines that are new."""
         if self.path is None:
             self.path = next(self.runs.glob("bench/*/metrics.jsonl"), None)
         if self.path is None or self.path.stat().st_size <= self._read:
@@ -320,7 +320,7 @@ def _run(
     look: Callable[[int], None],
     variables: Mapping[str, str] | None = None,
 ) -> None:
-    """Run to the end, looking every 10 ms; whatever happens, nothing of it stays running."""
+    """Runs a command to its end and calls `look` every 10 ms; no process of it is left running."""
     deadline = time.monotonic() + timeout.total_seconds()
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})}
     with open(out, "wb") as stdout, open(log, "wb") as stderr:

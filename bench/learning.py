@@ -42,14 +42,14 @@ _HEARTBEAT = timedelta(minutes=1)
 
 
 def say(text: str) -> None:
-    """A line for people."""
+    """Prints a line for people."""
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
 def train(
     cell: Cell, options: argparse.Namespace, cores: list[int], progress: dict[Cell, str]
 ) -> Job:
-    """Runs one cell to its end, on one core a GMI as far as there are so many."""
+    """Runs one cell to its end, with one core for each GMI as far as there are enough."""
     task = TASKS[cell.task]
     cores = cores[: task.gmis] if task.is_co_located and cell.system == "ours" else cores[:1]
     timeout = timedelta(minutes=options.timeout_minutes)
@@ -72,7 +72,7 @@ def train(
 
 
 def record(cell: Cell, job: Job, steps: int | None, origin: dict[str, Any]) -> dict[str, Any]:
-    """A finished cell as the results file keeps it."""
+    """Returns a finished cell as the results file keeps it."""
     task = TASKS[cell.task]
     if job.evaluation is None:
         raise JobError("the run ended without an evaluation; its run.json has no eval_return")
@@ -99,7 +99,7 @@ def record(cell: Cell, job: Job, steps: int | None, origin: dict[str, Any]) -> d
 
 
 class Schedule:
-    """Runs cells `jobs` at a time, each on cores of its own, and says where the whole stands."""
+    """Runs cells `jobs` at a time, each on cores of its own, and reports the progress."""
 
     def __init__(self, cells: Cells, options: argparse.Namespace) -> None:
         self.cells, self.options = cells, options
@@ -114,7 +114,7 @@ class Schedule:
         self.failed: list[Cell] = []
 
     def run(self, todo: list[Cell]) -> list[Cell]:
-        """Train them all; those that failed. Stopped early, it leaves no process behind."""
+        """Trains all cells, and returns those that failed; an early stop leaves no process."""
         self.left = list(todo)
         with ThreadPoolExecutor(self.options.jobs) as pool:
             pending = {pool.submit(self._train, cell): cell for cell in todo}
@@ -132,7 +132,7 @@ class Schedule:
         return self.failed
 
     def _train(self, cell: Cell) -> Job:
-        cores = self.free.get_nowait()  # as many as threads: one is free
+        cores = self.free.get_nowait()  # there are as many entries as threads, so one is free
         self.started[cell] = time.monotonic()
         say(f"{cell}: started; its first core is {cores[0]}")
         try:
@@ -171,7 +171,7 @@ class Schedule:
 
 
 def parse() -> argparse.Namespace:
-    """Options from the command line."""
+    """Returns the options from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -198,7 +198,7 @@ def parse() -> argparse.Namespace:
 
 
 def wanted(options: argparse.Namespace, cells: Cells) -> list[Cell]:
-    """The cells to train: seed by seed, so that every task has something early on."""
+    """Returns the cells to train, seed by seed, so that every task has a result early."""
     systems = [] if options.only_peer else ["ours"]
     if options.peer:
         problem = importable(options.python, "sb3.py", "dummy")
@@ -219,13 +219,13 @@ def wanted(options: argparse.Namespace, cells: Cells) -> list[Cell]:
 
 
 def _finished(cell: Cell, cells: Cells, steps: int | None) -> bool:
-    """Tells whether it was trained for this long before: a trial's cell is no final one."""
+    """Tells whether the cell is finished with this many steps, as a trial has fewer."""
     record = cells.records.get(cell)
     return record is not None and record["settings"]["steps"] == (steps or TASKS[cell.task].steps)
 
 
 def publish(cells: Cells, options: argparse.Namespace) -> None:
-    """The page, the pictures, and one JSON line per task on standard output."""
+    """Writes the page and the pictures, and prints one JSON line per task on standard output."""
     drawn = write_curves(cells, options.docs / "learning")
     write_page(cells, options.docs / "learning.md", drawn)
     for task in TASKS:
@@ -243,7 +243,7 @@ def publish(cells: Cells, options: argparse.Namespace) -> None:
             "value": middle,
             "unit": "return",
             "peer": peer,
-            # a cost has no ratio
+            # negative returns have no ratio
             "ratio": middle / peer if peer and peer > 0 and middle > 0 else None,
             "repeats": len(returns),
             "spread": [min(returns), max(returns)],
@@ -257,7 +257,7 @@ def publish(cells: Cells, options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Train what is wanted, then publish; 1 if a cell failed."""
+    """Trains the requested cells, then publishes; returns 1 if a cell failed."""
     options = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     cells = Cells(options.results)

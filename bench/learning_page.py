@@ -61,7 +61,7 @@ outside the bounds (`bounds_coef`). What A2C reaches is up to the seed with thes
 
 
 def write_curves(cells: Cells, folder: Path) -> list[str]:
-    """A picture for every task that has cells; the tasks it drew."""
+    """Draws a picture for every task that has cells, and returns these tasks."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for task in TASKS:
@@ -90,7 +90,7 @@ def write_curves(cells: Cells, folder: Path) -> list[str]:
 def band(
     curves: list[list[list[float]]], low: float = 0.0, high: float = 1.0
 ) -> tuple[np.ndarray, ...]:
-    """The places where all curves are known, and their low, median and high values there.
+    """Returns the steps at which all curves are known, and their low, median and high there.
 
     `low` and `high` are quantiles: by default the lowest and the highest.
     """
@@ -102,7 +102,7 @@ def band(
 
 
 def write_page(cells: Cells, page: Path, drawn: Sequence[str]) -> None:
-    """The page itself, with the pictures of the tasks in `drawn`."""
+    """Writes the page, with the pictures of the tasks in `drawn`."""
     lines = _INTRODUCTION.splitlines()
     for name, task in TASKS.items():
         for system, (label, _) in SYSTEMS.items():

@@ -10,9 +10,10 @@ from peers._job import Settings
 
 @dataclass(frozen=True)
 class Task:
-    """One task. `ours` may differ from `sb3` in settings, never in `steps`; None: no peer is run.
+    """One task; `ours` may differ from `sb3` in settings, never in `steps`.
 
-    `algorithm` holds fields of the configuration's algorithm section that `Settings` lacks.
+    `sb3` is None where no peer is run. `algorithm` holds fields of the config's algorithm section
+    that `Settings` lacks.
     """
 
     env: str
@@ -22,22 +23,24 @@ class Task:
     sb3: Settings | None
     reference: str  # published, with its source
     wrappers: tuple[Any, ...] = ()
-    gmis: int = 1  # those that sample share the environments
-    is_co_located: bool = False  # all GMIs sample; else with more than one all but the last
+    gmis: int = 1  # the environments are divided among those that sample
+    is_co_located: bool = False  # all GMIs sample; otherwise the last of several only trains
     # Fields of other sections, by section, and `mode`.
     sections: dict[str, Any] = field(default_factory=dict)
-    # Trained from Python by this class of `gmi_drl.rl`; what samples are then its evaluators.
+    # The class of `gmi_drl.rl` that trains it from Python; its evaluators are then the agents.
     rl: str | None = None
 
     @property
     def agents(self) -> int:
-        """The GMIs that sample."""
+        """Returns the number of GMIs that sample."""
         return self.gmis if self.is_co_located else max(1, self.gmis - 1)
 
 
 def _mujoco(env: str) -> Settings:
-    """The well-known recipe for Gymnasium's MuJoCo tasks (CleanRL's, and rl-zoo's defaults):
-    2,048 samples an iteration, minibatches of 64, 10 epochs, two layers of 64 tanh units."""
+    """Returns the well-known recipe for MuJoCo tasks (CleanRL's, and rl-zoo's defaults).
+
+    That is 2,048 samples an iteration, minibatches of 64, 10 epochs, two layers of 64 tanh units.
+    """
     return Settings(
         env=env, steps=1_000_000, warmup=0, n_envs=8, horizon=256, minibatch=64, epochs=10,
         net="64:64", trunk="separate", activation="tanh", learning_rate=3e-4, schedule="linear",
@@ -46,7 +49,7 @@ def _mujoco(env: str) -> Settings:
 
 
 def _ours_mujoco(env: str) -> Settings:
-    """Our settings for Gymnasium's MuJoCo tasks: the paper's network, larger minibatches."""
+    """Returns our settings for MuJoCo tasks: the paper's network, larger minibatches."""
     return _ours(
         env, n_envs=16, horizon=128, minibatch=512, epochs=8, net="256:128:64",
         activation="elu", learning_rate=5e-4, schedule="linear", max_grad_norm=1.0,
@@ -66,7 +69,7 @@ def _cartpole(
     sections: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Task:
-    """CartPole by one of the algorithms that take one step for each batch, as A2C, or as said."""
+    """Returns CartPole by an algorithm that takes one step for each batch, as A2C does."""
     settings: dict[str, Any] = {
         "n_envs": 8, "horizon": 8, "learning_rate": 1e-3, "net": "64:64", "activation": "tanh",
         "gamma": 0.99, "lam": 1.0, "schedule": "linear", "max_grad_norm": 0.5, "minibatch": 64,
@@ -85,7 +88,7 @@ def _cartpole(
 
 
 def _off_policy_pendulum(algorithm: dict[str, Any], reference: str) -> Task:
-    """Pendulum by an actor and its critics: examples/sac_pendulum.yaml, td3_pendulum.yaml."""
+    """Returns Pendulum by an actor and critics: examples/sac_pendulum.yaml, td3_pendulum.yaml."""
     return _off_policy(
         "Pendulum-v1", 20_000,
         {"replay_capacity": 20_000, "replay_start": 1_000, "random_steps": 1_000, **algorithm},
@@ -94,7 +97,7 @@ def _off_policy_pendulum(algorithm: dict[str, Any], reference: str) -> Task:
 
 
 def _off_policy_half_cheetah(algorithm: dict[str, Any], reference: str) -> Task:
-    """HalfCheetah by an actor and its critics, data-parallel: examples/sac_halfcheetah.yaml."""
+    """Returns HalfCheetah by a data-parallel actor and critics: examples/sac_halfcheetah.yaml."""
     replay: dict[str, Any] = {
         "replay_capacity": 500_000, "replay_start": 5_000, "batch_size": 128,
         "updates_per_row": 2.0,  # of its own rows: one for each step of both
@@ -109,7 +112,7 @@ def _off_policy_half_cheetah(algorithm: dict[str, Any], reference: str) -> Task:
 def _off_policy(
     env: str, steps: int, algorithm: dict[str, Any], reference: str, **changes: Any
 ) -> Task:
-    """A task with an update for each step of its environments, by default four."""
+    """Returns a task with an update for each step of its environments, by default four."""
     settings: dict[str, Any] = {
         "n_envs": 4, "activation": "relu", "normalize_observation": False, **changes,
     }  # fmt: skip
@@ -124,7 +127,7 @@ def _off_policy(
 
 
 def _model_pendulum(algorithm: dict[str, Any], steps: int, **changes: Any) -> Task:
-    """Pendulum by a learned model: examples/mbpo_pendulum.yaml, cem_pendulum.yaml."""
+    """Returns Pendulum by a learned model: examples/mbpo_pendulum.yaml, cem_pendulum.yaml."""
     settings: dict[str, Any] = {
         "learning_rate": 1e-3, "net": "64:64", "normalize_observation": False, **changes,
     }  # fmt: skip
@@ -141,7 +144,7 @@ def _model_pendulum(algorithm: dict[str, Any], steps: int, **changes: Any) -> Ta
     )  # fmt: skip
 
 
-# Two GMIs sample, and one trains; or two hold an agent, and one a piece of the parameters.
+# Two GMIs sample, and one trains; or two hold an agent, and one a shard of the parameters.
 _TDG_EX = {"layout": {"template": "tdg_ex", "gmi_per_gpu": 3}}
 _PARAMETER_SERVER = {"layout": {"template": "parameter_server", "gmi_per_gpu": 3}}
 _DECOUPLED = {
@@ -150,7 +153,7 @@ _DECOUPLED = {
     "layout": {"template": "decoupled", "gmi_per_gpu": 1},
 }
 _PG = {"horizon": 64, "learning_rate": 5e-3, "minibatch": 512}
-_UNSCALED = {"normalize_value": False, "reward_scale": 0.1}  # where the head lies in pieces
+_UNSCALED = {"normalize_value": False, "reward_scale": 0.1}  # the head is split among shards
 _A2C_REFERENCE = "496.7 (SLM Lab, 200 k); 500 (SB3 zoo, 500 k, one run)"
 _PG_REFERENCE = "483 (SLM Lab, REINFORCE, 200 k)"
 
@@ -365,7 +368,7 @@ TASKS = {
         },
         sb3=None,
         reference="500 (SB3 zoo's DQN, 50 k, one run)",
-        gmis=3,  # two evaluators, and who trains
+        gmis=3,  # two evaluators, and the trainer
         rl="Apex",
     ),
     "LunarLander-v3-dqn": Task(
@@ -456,7 +459,7 @@ TASKS = {
     "Swimmer-v5-ars": Task(  # examples/ars_swimmer.yaml
         env="Swimmer-v5",
         steps=2_000_000,
-        # An update is of eight episodes, which end after 1,000 steps: four environments, both ways.
+        # An update takes eight episodes of 1,000 steps: four environments in both directions.
         ours=_ours("Swimmer-v5", n_envs=4, horizon=2_000, net="", learning_rate=0.03, gamma=1.0),
         algorithm={
             "name": "ars", "population": 8, "noise": 0.02, "activation": "tanh",

@@ -53,7 +53,7 @@ CASES: Final = {
 
 
 def launched(case: str, iterations: int, lineage: int, folder: Path) -> tuple[float, Path]:
-    """Returns the milliseconds of a median iteration of a launch, and the run's folder."""
+    """Launches a run; returns the median milliseconds of an iteration, and the run's folder."""
     example, overrides = CASES[case]
     config = load_config(EXAMPLES / example, overrides)
     run_folder = gmi_drl.launch(
@@ -72,16 +72,16 @@ def launched(case: str, iterations: int, lineage: int, folder: Path) -> tuple[fl
 
 
 def steps_of(config: Config) -> int:
-    """Returns the steps of an iteration, about."""
+    """Returns approximately the steps of an iteration."""
     parts = config.experience.batch_segments if config.mode == "async" else 1
     gmis = config.layout.gmi_per_gpu if config.mode != "async" else 1
     return config.env.num_env * config.algorithm.horizon * parts * int(gmis)
 
 
 def cpu_us(config: Config, layout: Layout, experience: Experience, rounds: int) -> float:
-    """Returns the CPU microseconds of one version: told, reported, and written to the file.
+    """Returns the CPU microseconds to pack, report and write the lineage of one version.
 
-    All that a run does for it is done here, in one process, on experience as a run has it.
+    One process does all that a run does for it, on the experience of a run.
     """
     trainers = len(experience.uses)
     slots = max(sum(use.parts for use in uses) for uses in experience.uses)
@@ -110,7 +110,7 @@ def cpu_us(config: Config, layout: Layout, experience: Experience, rounds: int) 
                 }  # fmt: skip
                 received = pickle.loads(pickle.dumps(record | {"lineage": lineage}))
                 log.show(received)
-                if version % 10 == 0:  # as many come between two looks of a launcher
+                if version % 10 == 0:  # about as many as between two polls of a launcher
                     log.flush()
             log.flush()
             while session.driver().loop.commands:
@@ -123,7 +123,7 @@ def cpu_us(config: Config, layout: Layout, experience: Experience, rounds: int) 
 
 
 def used_in(folder: Path) -> tuple[Experience, int]:
-    """Returns the experience of a run's last version but one, and the bytes of a row."""
+    """Returns the experience of a run's version before the last, and the bytes of a row."""
     with sqlite3.connect(f"file:{folder / 'gcs.sqlite'}?mode=ro", uri=True) as store:
         lag, text = store.execute(
             "SELECT lag, experience FROM policies ORDER BY id DESC LIMIT 1 OFFSET 1"

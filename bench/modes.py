@@ -25,7 +25,7 @@ _barrier: Any = None  # in a process of `at_once`: the barrier
 
 
 def lines_of(config: Mapping[str, Any], warmup: int = 1) -> list[dict[str, Any]]:
-    """The metrics of a run, line by line: two or more behind the first `warmup`."""
+    """Launches a run, and returns its lines of metrics: at least two after the first `warmup`."""
     if not runtime.is_initialized():
         runtime.init(PRELOAD)
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
@@ -39,7 +39,7 @@ def lines_of(config: Mapping[str, Any], warmup: int = 1) -> list[dict[str, Any]]
 
 
 def launched(config: Mapping[str, Any], warmup: int = 1) -> Rates:
-    """Predictions and training samples a second of a run, from the end of line `warmup` on."""
+    """Launches a run; returns predictions and training samples a second after line `warmup`."""
     lines = lines_of(config, warmup)
     first, last = lines[warmup - 1], lines[-1]
     rate = (last["steps"] - first["steps"]) / (last["time_s"] - first["time_s"])
@@ -53,7 +53,7 @@ def launched(config: Mapping[str, Any], warmup: int = 1) -> Rates:
 
 
 def peer(config: Mapping[str, Any], iterations: int, warmup: int, processes: int) -> Rates:
-    """The same by bench/peers/two_process.py."""
+    """Measures the same by bench/peers/two_process.py."""
     command = [
         sys.executable, str(BENCH / "peers" / "two_process.py"), "--config", json.dumps(config),
         "--iterations", str(iterations), "--warmup", str(warmup), "--processes", str(processes),
@@ -66,7 +66,7 @@ def peer(config: Mapping[str, Any], iterations: int, warmup: int, processes: int
 
 
 def in_turn(entries: Mapping[str, Callable[[], Rates]], rounds: int) -> dict[str, list[Rates]]:
-    """Every entry once a round, so that a machine that slows down slows all of them."""
+    """Runs every entry once a round, so that a machine that slows down slows all of them."""
     results: dict[str, list[Rates]] = {name: [] for name in entries}
     for number in range(rounds):
         for name, run in entries.items():
@@ -80,7 +80,7 @@ def in_turn(entries: Mapping[str, Callable[[], Rates]], rounds: int) -> dict[str
 def at_once(rate: Callable[..., float], count: int, *args: Any) -> float:
     """Returns the sum of what `rate(*args)` gives in `count` processes, each of its own.
 
-    It calls `meet_others` when it is ready, so that all are at work while one of them is.
+    `rate` calls `meet_others` when it is ready, so that all processes are measured together.
     """
     context = multiprocessing.get_context("spawn")
     with context.Pool(count, _begin, (context.Barrier(count),)) as pool:
@@ -88,7 +88,7 @@ def at_once(rate: Callable[..., float], count: int, *args: Any) -> float:
 
 
 def meet_others() -> None:
-    """Waits, in a process of `at_once`, for the others."""
+    """Waits for the other processes of `at_once`."""
     _barrier.wait(120)
 
 

@@ -46,27 +46,27 @@ import gmi_drl
 EXAMPLE: Final = Path(__file__).resolve().parent.parent / "examples" / "multi_agent_spread.yaml"
 ALGORITHMS: Final = ("ppo", "mappo")
 ROWS: Final = (*ALGORITHMS, "speed")
-EPISODES: Final = 400  # that each end of the span is measured by
-COASTING: Final = 0.2  # seconds that a velocity is reckoned to go on for; tried: 0.1 to 0.4
+EPISODES: Final = 400  # by which each end of the span is measured
+COASTING: Final = 0.2  # seconds for which a velocity is assumed to last; tried: 0.1 to 0.4
 NEAR: Final = 0.03
 Vector = np.ndarray[Any, Any]
 
 
 def environment() -> Any:
-    """One environment, as the example has it."""
+    """Returns one environment of the example."""
     from mpe2 import simple_spread_v3
 
     return simple_spread_v3.parallel_env(**config()["env"]["options"])
 
 
 def config() -> dict[str, Any]:
-    """The example."""
+    """Returns the config of the example."""
     read: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     return read
 
 
 def mean_return(scripted: bool, seed: int = 10_000) -> tuple[float, float]:
-    """The mean return of an agent in an episode, and the standard error of it."""
+    """Returns the mean return of an agent in an episode, and its standard error."""
     env, random = environment(), np.random.default_rng(seed)
     returns = []
     for episode in range(EPISODES):
@@ -85,9 +85,9 @@ def mean_return(scripted: bool, seed: int = 10_000) -> tuple[float, float]:
 
 
 def steered(observations: dict[str, Vector]) -> dict[str, int]:
-    """Actions that bring each agent to the landmark that is its own.
+    """Returns actions that steer each agent to its own landmark.
 
-    What an agent sees begins with its velocity [2], its position [2], and then has the landmarks,
+    An observation begins with the agent's velocity [2] and position [2]; then come the landmarks,
     relative to it [2 for each].
     """
     names = list(observations)
@@ -110,7 +110,7 @@ def steered(observations: dict[str, Vector]) -> dict[str, int]:
 
 
 def trained(algorithm: str, seed: int, steps: int | None, folder: str) -> tuple[float, float]:
-    """The return of what a run of the example has trained, and the seconds that it took."""
+    """Trains a run of the example; returns its evaluation return and the seconds that it took."""
     overrides = [f"run.seed={seed}", f"run.folder={folder}", f"algorithm.name={algorithm}"]
     overrides += [f"run.eval_episodes={EPISODES}", "run.checkpoint_every=0"]
     overrides += [] if steps is None else [f"run.total_steps={steps}"]
@@ -121,7 +121,7 @@ def trained(algorithm: str, seed: int, steps: int | None, folder: str) -> tuple[
 
 
 def learning(algorithm: str, seeds: int, steps: int | None, runs: list[Path]) -> None:
-    """Measures the share of the way that an algorithm comes, by new runs or by those of before."""
+    """Measures the share of the span that an algorithm reaches, by new runs or by given ones."""
     lowest, low_error = mean_return(scripted=False)
     highest, high_error = mean_return(scripted=True)
     returns, seconds = [], []
@@ -152,7 +152,7 @@ def learning(algorithm: str, seeds: int, steps: int | None, runs: list[Path]) ->
 
 
 def ours(seconds: float) -> Rates:
-    """Environment steps a second of a run of the example, in as many GMIs as cores."""
+    """Measures environment steps a second of a run of the example, with a GMI on each core."""
     cores = len(os.sched_getaffinity(0))
     job = config()
     samples = job["env"]["num_env"] * job["algorithm"]["horizon"] * cores

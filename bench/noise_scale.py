@@ -93,7 +93,7 @@ class Timed(NoiseMeter):
 
 
 class AsOfTwo:
-    """A group of two ranks for one that does not wait for the other: it brings the same."""
+    """Stands in for a group of two ranks whose other rank brings the same, without a wait."""
 
     size, rank = 2, 0
 
@@ -104,7 +104,7 @@ class AsOfTwo:
 
 
 class Update:
-    """One update of an example's policy, over and over on what a random policy has sampled."""
+    """Repeats one update of an example's policy on what a random policy has sampled."""
 
     def __init__(self, case: str, meter: type[NoiseMeter]) -> None:
         example, overrides, gmis = CASES[case]
@@ -137,7 +137,7 @@ class Update:
 
     def __call__(self) -> float:
         """Trains once; returns the milliseconds until the stats were there."""
-        for name, column in self._sampled.items():  # some are changed in place
+        for name, column in self._sampled.items():  # an update changes some columns in place
             self._batch[name].copy_(column)
         begun_ns = perf_counter_ns()
         self._train(self._batch)
@@ -146,7 +146,7 @@ class Update:
 
 
 def measure(case: str, rounds: int, each: int) -> tuple[list[float], list[float], list[float]]:
-    """Returns milliseconds with and without it, and the percentage spent in it, of each round."""
+    """Returns for each round the milliseconds with and without it, and its share in percent."""
     contenders = [Update(case, meter) for meter in (NoiseMeter, Off, Timed)]
     for contender in contenders:
         contender()

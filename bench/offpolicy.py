@@ -54,13 +54,13 @@ APEX_WARMUP: Final = 32  # segments, four times the steps before the first updat
 
 
 def ours(task: str, cores: Sequence[int], **changes: Any) -> Callable[[], Rates]:
-    """Returns what runs a task once, in a GMI on each of `cores`; `changes`: of its algorithm."""
+    """Returns a function that runs a task, a GMI on each core; `changes` are of its algorithm."""
     name, env, net, batch, steps = TASKS[task]
     gmis, warmup = len(cores), START // (NUM_ENV * HORIZON) + 2
     algorithm: dict[str, Any] = {
         "name": name, "network": list(net), "activation": "relu", "horizon": HORIZON,
         "batch_size": batch // gmis, "replay_start": START // gmis, "replay_capacity": 100_000,
-        "updates_per_row": float(gmis),  # each row of a GMI's own; together one for each step
+        "updates_per_row": float(gmis),  # of a GMI's own rows: one for each step of all
         **changes,
     }  # fmt: skip
     algorithm |= {"epsilon_steps": START} if name == "dqn" else {"random_steps": START}
@@ -79,7 +79,7 @@ def ours(task: str, cores: Sequence[int], **changes: Any) -> Callable[[], Rates]
 
 
 def peer(python: str, task: str, cores: Sequence[int]) -> Callable[[], Rates]:
-    """Returns what runs the same once in Stable-Baselines3, with a thread for each of `cores`."""
+    """Returns a function that runs the same in Stable-Baselines3, a thread for each of `cores`."""
     name, env, net, batch, steps = TASKS[task]
     command = [
         python, str(BENCH / "peers" / "sb3_off_policy.py"), f"--algorithm={name}", f"--env={env}",
@@ -100,28 +100,28 @@ def answer_of(command: Sequence[str]) -> Rates:
 
 
 def measure(python: str, task: str, rows: Sequence[str], rounds: int) -> None:
-    """Measures these of a task's rows, in turn."""
-    both = sorted(os.sched_getaffinity(0))[:2]
-    one, pairs = both[:1], {}
+    """Measures these rows of a task in turn."""
+    two_cores = sorted(os.sched_getaffinity(0))[:2]
+    one_core, pairs = two_cores[:1], {}
     ways: dict[str, Callable[[], Rates]] = {}
-    for row, cores in (("one", one), ("two", both)):
+    for row, cores in (("one", one_core), ("two", two_cores)):
         if row in rows:
             ways[row], ways[f"sb3 {row}"] = ours(task, cores), peer(python, task, cores)
             pairs[row] = f"sb3 {row}", "Stable-Baselines3"
     if "bf16" in rows and TASKS[task][0] != "dqn":
-        ways["one"], ways["bf16"] = ours(task, one), ours(task, one, precision="bf16")
+        ways["one"], ways["bf16"] = ours(task, one_core), ours(task, one_core, precision="bf16")
         pairs["bf16"] = "one", "fp32"
     rates = {
         way: [run["steps_per_s"] for run in runs] for way, runs in in_turn(ways, rounds).items()
     }
-    for row, (other, name) in pairs.items():
+    for row, (peer_way, name) in pairs.items():
         emit_pairs(
-            "offpolicy", f"{task}/{row}", "steps/s", rates[row], rates[other], peer_name=name
+            "offpolicy", f"{task}/{row}", "steps/s", rates[row], rates[peer_way], peer_name=name
         )
 
 
 def apex_config() -> dict[str, Any]:
-    """Returns the job of row apex, that of examples/apex_lunarlander.yaml; both sides read it."""
+    """Returns the config of row apex, examples/apex_lunarlander.yaml, which both sides read."""
     round_steps = NUM_ENV * HORIZON
     return {
         "version": 1,
@@ -143,7 +143,7 @@ def apex_config() -> dict[str, Any]:
 
 
 def seconds_to_return(way: str, seed: int) -> Rates:
-    """Trains until the return is there; returns the seconds of training and the steps."""
+    """Trains until the return is reached; returns the seconds of training and the steps."""
     config = apex_config()
     config["run"] |= {"total_steps": 300_000, "seed": seed, "target_return": TO_RETURN}
     config["algorithm"] |= {
@@ -163,7 +163,7 @@ def seconds_to_return(way: str, seed: int) -> Rates:
 
 
 def measure_to_return(seeds: int) -> None:
-    """Measures row to_return; a run that ends without the return counts with all its seconds."""
+    """Measures row to_return; a run that misses the return counts with all its seconds."""
     results: dict[str, list[Rates]] = {"apex": [], "dqn": []}
     for seed in range(seeds):
         for way, runs in results.items():

@@ -54,7 +54,7 @@ WHOLE_RUN: Final = ("runs", "trials", "layout", "run", "curves", "log")
 
 
 class PageBenchError(RuntimeError):
-    """The page, or the run that it shows, did not do its part."""
+    """The page, or the run that it shows, has failed."""
 
 
 def write_run(folder: Path, iterations: int) -> None:
@@ -72,7 +72,7 @@ def write_run(folder: Path, iterations: int) -> None:
 
 
 def metrics(number: int) -> dict[str, Any]:
-    """A line of metrics as PPO on two GMIs writes them."""
+    """Returns a line of metrics as PPO on two GMIs writes it."""
     keys = ("return_mean", "length_mean", "kl", "policy_loss", "value_loss", "entropy",
             "bounds_loss", "clip_fraction", "learning_rate", "noise_scale")  # fmt: skip
     phases = {phase: 0.0123456 for phase in ("simulate", "infer", "train", "reduce")}
@@ -105,7 +105,7 @@ def page(folder: Path) -> Iterator[tuple[str, str, psutil.Process]]:
 
 
 def events(base: str, token: str, query: str) -> Iterator[str]:
-    """Yields the names of the events of a page's stream, with their content read."""
+    """Yields the names of the events of a page's stream; their content is parsed."""
     headers = {"Authorization": f"Bearer {token}"}
     request = urllib.request.Request(f"{base}/events{query}", headers=headers)
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as stream:
@@ -119,7 +119,7 @@ def events(base: str, token: str, query: str) -> Iterator[str]:
 
 
 def look_at(base: str, token: str, query: str, wanted: Sequence[str]) -> None:
-    """Returns when all events that are wanted have come."""
+    """Returns when all events in `wanted` have arrived."""
     missing = set(wanted)
     with contextlib.closing(events(base, token, query)) as stream:
         while missing:
@@ -158,7 +158,7 @@ def chromium() -> Iterator[Any]:
 
 
 def browsing_ms(browser: Any, folder: Path, drawn: str) -> float:
-    """Times a browser from the login link until what is last to be drawn is there."""
+    """Times a browser from the login link until the last element, `drawn`, is there."""
     with page(folder) as (base, token, _), contextlib.closing(browser.new_page()) as tab:
         began = time.perf_counter()
         tab.goto(f"{base}/login?token={token}")
@@ -187,7 +187,7 @@ def training(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def viewer(base: str, token: str, query: str) -> Iterator[list[str]]:
-    """Looks on while the block runs; yields what has come."""
+    """Views the page while the block runs; yields the names of the events so far."""
     received: list[str] = []
     ends = threading.Event()
 
@@ -213,7 +213,7 @@ def iterations(folder: Path) -> int:
 
 
 def costs(rounds: int, seconds: float) -> tuple[list[float], list[float], list[list[float]]]:
-    """Returns percentages of the machine with a viewer and without, and both times an iteration."""
+    """Returns CPU percentages with and without a viewer, and both times of an iteration."""
     cores = len(os.sched_getaffinity(0))
     watched: list[float] = []
     idle: list[float] = []
@@ -277,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure_opening(rounds: int, lines: int, runs: int, keeps: bool) -> None:
-    """Measures how soon a run of so many lines, and so many runs, are there."""
+    """Measures how long a run of `lines` iterations, and a folder of `runs` runs, take to open."""
     with tempfile.TemporaryDirectory(prefix="gmi-page-") as name, chromium() as browser:
         folder = Path(name).resolve()
         write_run(folder / "one" / "ant" / "t0", lines)
@@ -309,7 +309,7 @@ def measure_opening(rounds: int, lines: int, runs: int, keeps: bool) -> None:
 
 
 def measure_memory(rounds: int, lines: int, keeps: bool) -> None:
-    """Measures what a page holds that shows a run of so many lines, and of a hundred times more."""
+    """Measures the memory of a page for a run of `lines` lines, and for a hundred times more."""
     with tempfile.TemporaryDirectory(prefix="gmi-page-") as name:
         short, long = Path(name).resolve() / "short", Path(name).resolve() / "long"
         write_run(short / "ant" / "t0", lines)
@@ -326,7 +326,7 @@ def measure_memory(rounds: int, lines: int, keeps: bool) -> None:
 
 
 def measure_costs(rounds: int, seconds: float, keeps: bool) -> None:
-    """Measures what looking on costs a run."""
+    """Measures what a viewer costs a run."""
     watched, idle, (viewed_ms, alone_ms) = costs(rounds, seconds)
     for case, shares in (("cost/processor", watched), ("cost/idle", idle)):
         middle = statistics.median(shares)

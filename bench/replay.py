@@ -60,7 +60,7 @@ ALPHA, BETA = 0.6, 0.4
 
 
 def steps(seed: int = 0) -> Batch:
-    """Steps of environments whose episodes have a thousand steps."""
+    """Returns steps of environments whose episodes have a thousand steps."""
     generator = torch.Generator().manual_seed(seed)
     observations = torch.randn(STEPS + 1, ENVS, OBSERVED, generator=generator)
     observations[-1] = observations[0]  # the same steps can be put in again and again
@@ -76,11 +76,11 @@ def steps(seed: int = 0) -> Batch:
 
 
 class Ours:
-    """The replay of a job, full."""
+    """Our replay as a job has it, filled."""
 
     def __init__(self, rows: int, prioritized: bool) -> None:
         self.batch = steps()
-        # The ring has a step more than it keeps.
+        # The ring has room for one step more than it keeps.
         self.storage = Storage(self.batch, COLUMNS, rows, CPU)
         self.sampler: Sampler = UniformSampler(self.storage.places, CPU)
         if prioritized:
@@ -111,7 +111,7 @@ class Ours:
 
 
 class Cpprb:
-    """cpprb's buffer of the same transitions."""
+    """cpprb's buffer, with the same transitions."""
 
     def __init__(self, rows: int, prioritized: bool) -> None:
         import cpprb
@@ -154,7 +154,7 @@ class Cpprb:
 
 
 class TorchRL:
-    """TorchRL's prioritised buffer of the same transitions; ImportError where it cannot be had."""
+    """TorchRL's prioritised buffer, with the same transitions; ImportError if it is missing."""
 
     def __init__(self, rows: int) -> None:
         import torchrl._torchrl  # noqa: F401 - its trees: a compiled extension
@@ -181,7 +181,7 @@ class TorchRL:
 
 
 def stacks(steps: int = 16, num_env: int = 8) -> Batch:
-    """Steps of environments that show stacks of images, whose episodes do not end."""
+    """Returns steps of environments that show stacks of images, and whose episodes do not end."""
     generator = torch.Generator().manual_seed(0)
     shape = (steps + FRAMES, num_env, IMAGE)
     images = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
@@ -198,7 +198,7 @@ def stacks(steps: int = 16, num_env: int = 8) -> Batch:
 
 
 class StackReplay:
-    """A replay of stacks of images; `stacking` None keeps them whole."""
+    """Our replay with stacks of images; with `stacking` None it keeps whole stacks."""
 
     def __init__(self, rows: int, stacking: Stacking | None) -> None:
         batch = stacks()
@@ -219,7 +219,7 @@ class StackReplay:
 
 
 def stack_rows(rounds: int) -> None:
-    """Measures what keeping frames once takes and costs."""
+    """Measures the memory and the time of a replay that keeps each frame once."""
     by_frame, by_stack = StackReplay(1 << 14, Stacking(FRAMES, 1)), StackReplay(1 << 14, None)
     compare("stacks/draw", by_frame.draw, {"whole stacks": by_stack.draw}, rounds, times=50)
     del by_frame
@@ -231,7 +231,7 @@ def stack_rows(rounds: int) -> None:
 
 
 def lz4_rows() -> None:
-    """Measures what LZ4 would make of frames, each of which is unpacked when it is drawn."""
+    """Measures LZ4 on frames, each of which would be unpacked when it is drawn."""
     import lz4.block as lz4
 
     pong = {
@@ -265,7 +265,7 @@ def lz4_rows() -> None:
 
 
 def microseconds(work: Callable[[], None], times: int) -> float:
-    """Returns what one call takes, the mean of some."""
+    """Returns the mean microseconds of a call."""
     begun_ns = perf_counter_ns()
     for _ in range(times):
         work()
@@ -280,9 +280,9 @@ def compare(
     *,
     times: int = 200,
 ) -> None:
-    """Measures all in turn, the first round not counted, and emits a row for each of the peers.
+    """Measures all sides in turn, without the first round, and emits a row for each peer.
 
-    The first peer's row has the name itself, those of others end with `/peer`.
+    The row of the first peer is called `name`, the others end with `/peer`.
     """
     samples_us: list[list[float]] = [[] for _ in range(1 + len(peers))]
     for number in range(rounds + 1):
@@ -298,7 +298,7 @@ def compare(
 
 
 def prioritized_peers(rows: int) -> dict[str, Callable[[], None]]:
-    """Returns what draws and learns in each of the peers that there are, by their names."""
+    """Returns the functions that draw and learn in each installed peer, by name."""
     peers = {"cpprb": Cpprb(rows, True).draw_and_learn}
     try:
         peers[f"torchrl {version('torchrl')}"] = TorchRL(rows).draw_and_learn

@@ -19,20 +19,20 @@ RESULTS = HERE / "results"  # one file a benchmark
 GPU_RESULTS = RESULTS / "gpu"
 DRY_RESULTS = HERE.parent / "runs" / "bench" / "gpu"  # ignored by git: they say nothing of a GPU
 
-_HEAD = ("bench", "machine", "commit")  # what a results file says once
+_HEAD = ("bench", "machine", "commit")  # the fields that a results file has once
 
 
 class Unwritable(OSError):
-    """Results cannot be written where they are to be."""
+    """Results cannot be written to their folder."""
 
 
 def say(text: str) -> None:
-    """Tells people a line, on standard error."""
+    """Prints a line for people on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def keep(path: Path, text: str) -> None:
-    """Writes a file of results whole, or leaves the old one; Unwritable says what to do."""
+    """Writes a results file atomically, or leaves the old one; Unwritable says what to do."""
     from gmi_drl.runtime.cache_files import replace_file
 
     try:
@@ -46,13 +46,13 @@ def keep(path: Path, text: str) -> None:
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """The results file of a benchmark; {} if there is none yet."""
+    """Returns the results file of a benchmark; {} if there is none yet."""
     document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return document
 
 
 def write_results(path: Path, document: Mapping[str, Any]) -> None:
-    """Writes a results file whole, with a line for each item of a list."""
+    """Writes a results file atomically, with a line for each item of a list."""
     items = []
     for key, value in document.items():
         text = json.dumps(value)
@@ -63,15 +63,17 @@ def write_results(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def rows_of(path: Path) -> dict[str, dict[str, Any]]:
-    """The rows of a results file by their names, each with its machine and commit."""
+    """Returns the rows of a results file by name, each with its machine and commit."""
     document = read_results(path)
     head = {key: document[key] for key in _HEAD if key in document}
     return {row["name"]: {**head, **row} for row in document.get("rows", [])}
 
 
 def _replace_row(path: Path, row: Mapping[str, Any]) -> None:
-    """Puts a row in the place of the one of its name. The file says machine and commit of the
-    newest row once; rows of others say their own."""
+    """Puts a row in the place of the one with its name.
+
+    The file has machine and commit of the newest row once; rows of others have their own.
+    """
     rows = rows_of(path) | {row["name"]: dict(row)}
     head = {key: row[key] for key in _HEAD}
     shared = head.items()
@@ -97,7 +99,7 @@ def emit(
     """Prints a row on standard output, and puts it into bench/results/<bench>.json.
 
     `value` and `peer` are medians of `repeats`, `spread` the lowest and highest of `value`;
-    `ratio` is ours over the peer's, larger is better (a time or a memory is turned over).
+    `ratio` is ours over the peer's, larger is better (it is inverted for times and memory).
     """
     row = {
         "bench": bench,
@@ -109,7 +111,7 @@ def emit(
         "repeats": repeats,
         "spread": None if spread is None else list(spread),
         **more,
-        "machine": more.get("machine", machine()),  # one that was measured on before
+        "machine": more.get("machine", machine()),  # that of an earlier measurement, if given
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
@@ -129,8 +131,10 @@ def emit_pairs(
     digits: int = 1,
     **more: Any,
 ) -> dict[str, Any]:
-    """Emits a row of rounds in which ours and the peer took turns: the medians of both, and of
-    the ratio within a round. `more` may say another number of repeats."""
+    """Emits a row of rounds in which ours and the peer took turns.
+
+    It has the medians of both, and that of the ratio within a round. `more` may override `repeats`.
+    """
     pairs = zip(peers, ours, strict=True) if smaller_is_better else zip(ours, peers, strict=True)
     return emit(
         bench,
@@ -150,9 +154,9 @@ def emit_pairs(
 
 @functools.cache
 def machine(memory: bool = True) -> str:
-    """Names what was measured on: processor, usable cores, memory, GPUs. Not whose it is.
+    """Describes the machine: processor, usable cores, memory and GPUs, but no host name.
 
-    Without `memory` it stays the same where a virtual machine is given more of it as it runs.
+    Without `memory` the text does not change when a virtual machine is given more memory.
     """
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     models = [line.split(":", 1)[1].strip() for line in info.splitlines() if "model name" in line]
@@ -171,10 +175,10 @@ def machine(memory: bool = True) -> str:
 
 @functools.cache
 def commit() -> str:
-    """The commit measured, with a + when files differ from it.
+    """Returns the commit that is measured, with a + when files differ from it.
 
-    The variable GMI_DRL_COMMIT says which one where the tree is a copy: without git, or as files
-    that differ from an older commit.
+    The variable GMI_DRL_COMMIT gives it where the tree is a copy: without git, or as files that
+    differ from an older commit.
     """
     if named := os.environ.get("GMI_DRL_COMMIT"):
         return named

@@ -53,7 +53,7 @@ CASES: Final = {
 
 
 class Resizes(gmi_drl.Callback):
-    """Asks for each number of GMIs when its share of the steps is done."""
+    """Asks for each number of GMIs when its share of the steps is done, in threads."""
 
     def __init__(self, gmis: Sequence[int], total_steps: int) -> None:
         thresholds = [total_steps * place // (len(gmis) + 1) for place in range(1, len(gmis) + 1)]
@@ -79,7 +79,7 @@ class Resizes(gmi_drl.Callback):
 
 @dataclass(frozen=True)
 class Run:
-    """Says how a run ended."""
+    """Holds the results of a run."""
 
     eval_return: float
     seconds: float
@@ -116,8 +116,8 @@ def trained(case: str, seed: int, gmis: Sequence[int], steps: int | None, folder
 
 
 def _pretend(cores: int) -> None:
-    """Has this process, and those of runs, find so many cores."""
-    machine()  # is kept: results are of the real ones
+    """Makes this process, and those of runs, see `cores` cores."""
+    machine()  # cached now, so that results name the real cores
     fake_cores.install(cores)
     os.environ["FAKE_CORES"] = str(cores)
     runtime.init((*PRELOAD, "fake_cores"))

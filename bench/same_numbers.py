@@ -29,9 +29,9 @@ from report import emit
 
 BENCH: Final = Path(__file__).resolve().parent
 TIMEOUT_S: Final = 300
-# Columns of metrics.jsonl, and items of a checkpoint, that are no numbers of training.
+# Suffixes of metrics and checkpoint items that differ from run to run: times and memory.
 UNREPEATABLE: Final = ("_s", "_bytes")
-# What this tree keeps besides, and an older one does not.
+# What this tree records in addition to an older one.
 ADDED: Final = frozenset({"updates", "noise_scale"})
 
 Numbers = dict[str, Any]  # by path: parameters, optimizer/state/0/exp_avg, metrics/3/kl ...
@@ -40,7 +40,7 @@ Numbers = dict[str, Any]  # by path: parameters, optimizer/state/0/exp_avg, metr
 def config(
     env: str, num_env: int, template: str, gmis: int, wrappers: Sequence[Any] = (), **algorithm: Any
 ) -> dict[str, Any]:
-    """A run of five iterations."""
+    """Returns the config of a run of five iterations."""
     horizon = 32
     return {
         "version": 1,
@@ -80,7 +80,7 @@ UPDATES: Final = ("impala",)
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The tensors, numbers and texts in nested dicts and lists, each with its path."""
+    """Yields the tensors, numbers and texts in nested dicts and lists, each with its path."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from flat(item, f"{path}/{key}" if path else str(key))
@@ -92,7 +92,7 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def run(tree: Path, case: str) -> Numbers:
-    """Trains a case with the gmi_drl of `tree`; everything that came of it."""
+    """Trains a case with the gmi_drl of `tree`, and returns all numbers of the run."""
     with tempfile.TemporaryDirectory(prefix="gmi-same-") as folder:
         if case in UPDATES:
             program = [str(BENCH / "async_update.py"), "updates.pt"]
@@ -126,7 +126,7 @@ def _run_numbers(folder: Path) -> Iterator[tuple[str, Any]]:
 
 @dataclass
 class Comparison:
-    """Returns how the numbers of one case differ between two commits."""
+    """Holds how the numbers of one case differ between two commits."""
 
     compared: int = 0
     largest: float = 0.0  # difference of two numbers
@@ -141,7 +141,7 @@ class Comparison:
 
 
 def compare(here: Numbers, there: Numbers) -> Comparison:
-    """All numbers of two runs, by their paths."""
+    """Compares all numbers of two runs by their paths."""
     comparison = Comparison(
         only_here=sorted(here.keys() - there.keys()),
         only_there=sorted(there.keys() - here.keys()),
@@ -156,7 +156,7 @@ def compare(here: Numbers, there: Numbers) -> Comparison:
 
 
 def _difference(first: Any, second: Any) -> float | None:
-    """The largest difference of two tensors or numbers; None if they are the same bits."""
+    """Returns the largest difference of two tensors or numbers; None if they are bit-equal."""
     if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
         if repr(first) == repr(second):
             return None
@@ -170,7 +170,7 @@ def _difference(first: Any, second: Any) -> float | None:
 
 
 def table(comparisons: Mapping[str, Comparison], commit: str) -> str:
-    """The cases for people."""
+    """Returns the table of cases for people."""
     lines = [f"{'case':<24}{'numbers':>8}  against {commit}"]
     for case, comparison in comparisons.items():
         answer = "bit-equal" if comparison.bit_equal else f"differs by {comparison.largest:.3g}"

@@ -37,7 +37,7 @@ _STEPS: Final = 16  # gradient steps: 4 minibatches, 4 epochs
 
 
 def row_of(group: str, name: str, unit: str, measured: float, foretold: float, by: str) -> Row:
-    """Returns a row; `by`: what the model had been fitted to."""
+    """Returns a row; `by` says what the model had been fitted to."""
     return {
         "group": group, "name": name, "unit": unit, "measured": float(f"{measured:.6g}"),
         "foretold": float(f"{foretold:.6g}"), "error": round(foretold / measured - 1, 4),
@@ -76,7 +76,7 @@ def h100_rows() -> list[Row]:
     files = [("Ant-v5", "suite.json"), ("Ant-v5", "suite-num-env.json"),
              ("Ant-v5", "suite-async.json"),
              ("BallBalance-v0", "suite-ballbalance.json")]  # fmt: skip
-    used = {  # the first of BallBalance, too; and another day's of those that were fitted to
+    used = {  # fitted to; also the first of BallBalance, and repeats of these on another day
         "training/4 GMIs, 4096 in all/exclusive#0", "training/4 GMIs, 16384 in all/exclusive#0",
         "training/4 GMIs, 16384 in all/mps-uncapped#0",
         "num_env/ant 4096/exclusive#0", "num_env/ant 16384/exclusive#0",
@@ -162,7 +162,7 @@ def _suite_rate(hardware: Hardware, env_id: str, what: Mapping[str, Any]) -> flo
 
 
 class Cores:
-    """A GMI on cores: lines for each phase, from two measured points of a grid."""
+    """Models a GMI on cores: a line for each phase, from two measured points of a grid."""
 
     def __init__(
         self, points: Mapping[int, Mapping[str, Any]], gmis: int, fitted: Sequence[int]
@@ -170,7 +170,7 @@ class Cores:
         self.gmis = gmis
         self.simulate, self.infer = (self._line(points, phase, fitted, _HORIZON, 1.0)
                                      for phase in ("simulate", "infer"))  # fmt: skip
-        samples = _HORIZON / 4  # of a minibatch, for each environment
+        samples = _HORIZON / 4  # of a minibatch, per environment
         self.update, self.reduce = (self._line(points, phase, fitted, _STEPS, samples)
                                     for phase in ("train", "reduce"))  # fmt: skip
 
@@ -190,7 +190,7 @@ class Cores:
         self, num_env: int, horizon: int = _HORIZON, steps: int = _STEPS,
         minibatch: int | None = None,
     ) -> float:  # fmt: skip
-        """Returns steps/s of all GMIs; `minibatch`: samples of one of them."""
+        """Returns steps/s of all GMIs; `minibatch` is in samples of one GMI."""
         samples = 4 * num_env if minibatch is None else minibatch
         rollout_s = horizon * (self.simulate.seconds(num_env) + self.infer.seconds(num_env))
         training_s = steps * (self.update.seconds(samples) + self.reduce.seconds(samples))
@@ -318,9 +318,9 @@ def reduction_rows() -> list[Row]:
 
 
 def host_rows() -> list[Row]:
-    """Foretells hosts, namespaces of one machine's network: larger sums, and ten times the delay.
+    """Foretells hosts in network namespaces of one machine: more bytes, and ten times the delay.
 
-    Sleeps stand for all computing, so that an iteration is these, and what the model adds to them.
+    Sleeps stand for all computing: an iteration is the sleeps and what the model adds to them.
     """
     results, rows = rows_of(RESULTS / "hosts.json"), []
     ours_us = {
@@ -359,7 +359,7 @@ def host_rows() -> list[Row]:
 def _asleep_s(
     hosts: int, steps: int, step_s: float, reduce_s: float, factor: float | None
 ) -> float:
-    """Returns an iteration of sleeps and reductions; `factor`: of an agent's sleep over all."""
+    """Returns the seconds of an iteration; `factor`: an agent's sleep over its trainer's."""
     rng = np.random.default_rng(0)
     if factor is None:
         iteration_s = sync_iteration_s(
@@ -413,7 +413,7 @@ _ISAAC_LAB: Final = {
     "G1 rough": (250e3, 960e3, 4096, 24, 20, 651_000),
     "Shadow hand": (390e3, 1.8e6, 8192, 16, 20, 509_000),
 }
-_NETWORKS: Final = {  # between hosts, as their page does not say: (us a step, GB/s)
+_NETWORKS: Final = {  # between hosts, assumed, as the page has none: (us a step, GB/s)
     "InfiniBand, 200 Gbit/s": (5.0, 20.0),
     "Ethernet, 100 Gbit/s, TCP": (25.0, 10.0),
     "Ethernet, 25 Gbit/s, TCP": (25.0, 2.5),

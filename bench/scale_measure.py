@@ -29,7 +29,7 @@ NBYTES: Final = 224_000
 
 
 class Sleeper:
-    """One of the processes."""
+    """A process that sleeps in place of computing, and reduces."""
 
     def __init__(self, group: Any, rank: int) -> None:
         import torch
@@ -38,7 +38,7 @@ class Sleeper:
         self._group, self._rank = group.join(rank), rank
 
     def oversleeps_s(self, times: int) -> float:
-        """Returns the median seconds that a sleep lasts too long, alone."""
+        """Returns the median seconds by which a sleep of one process alone lasts too long."""
         oversleeps = []
         for _ in range(times):
             begin = time.monotonic()
@@ -71,7 +71,7 @@ NUM_ENV: Final = 64
 
 
 def core_steps(rounds: int = 5, steps: int = 8) -> dict[str, float]:
-    """Returns the median microseconds of one environment's step, tasks in turn."""
+    """Returns the median CPU microseconds of an environment's step by task, tasks in turn."""
     import torch
 
     from gmi_drl.roles.envs import make_env

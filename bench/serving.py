@@ -23,7 +23,7 @@ TASKS = {"ant": "Ant-v5", "halfcheetah": "HalfCheetah-v5", "cartpole": "CartPole
 
 
 def config_of(task: str, options: argparse.Namespace, template: str, gmis: int) -> dict[str, Any]:
-    """A serving run with the same number of environments in all, whatever the layout."""
+    """Returns the config of a serving run; all layouts have the same environments in total."""
     simulators = gmis // 2 if template == "tdg" else gmis
     return {
         "version": 1,
@@ -37,7 +37,7 @@ def config_of(task: str, options: argparse.Namespace, template: str, gmis: int) 
 
 
 def measure(task: str, options: argparse.Namespace, gmis: int) -> None:
-    """TCG, TDG and one process in turn, and their rows."""
+    """Measures TCG, TDG and one process in turn, and emits their rows."""
     results = in_turn(
         {
             "tcg": lambda: launched(config_of(task, options, "tcg", gmis)),

@@ -40,7 +40,7 @@ from gmi_drl.placement.costs import PAPER, Workload
 
 TASKS: Final = {"ant": "Ant-v5", "halfcheetah": "HalfCheetah-v5", "cartpole": "CartPole-v1"}
 PAIRS: Final = {"serving": ("tcg", "tdg"), "training": ("tcg_ex", "tdg_ex")}
-_WARMUP: Final = 1  # lines of metrics that do not count: the first has what is made only once
+_WARMUP: Final = 1  # lines of metrics that do not count: the first has the one-time work
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Times:
 
 
 def config_of(mode: str, task: str, template: str, steps: int, num_env: int) -> dict[str, Any]:
-    """A run with `num_env` environments in all."""
+    """Returns the config of a run with `num_env` environments in all."""
     simulators = 1 if template.startswith("tdg") else 2
     return {
         "version": 1,
@@ -69,7 +69,7 @@ def config_of(mode: str, task: str, template: str, steps: int, num_env: int) -> 
 
 
 def two_cores() -> list[int]:
-    """Those that everything runs on."""
+    """Returns the two cores that everything runs on."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise SystemExit("two cores are needed: each role that is apart has one.")
@@ -77,7 +77,7 @@ def two_cores() -> list[int]:
 
 
 def times_of(lines: Sequence[dict[str, Any]], num_env: int, packets_s: float) -> Times:
-    """From a run's metrics. `packets_s`: what sending costs in serving, a step of all."""
+    """Returns a run's times from its metrics; `packets_s`: sending a step of all in serving."""
     first, last, counted = lines[_WARMUP - 1], lines[-1], lines[_WARMUP:]
     steps = last["steps"] - first["steps"]
 
@@ -97,7 +97,7 @@ def times_of(lines: Sequence[dict[str, Any]], num_env: int, packets_s: float) ->
 
 
 def packets_s(task: str, num_env: int) -> float:
-    """Seconds that TDG's packets take, a step of all: observations and actions of two halves."""
+    """Returns the seconds of TDG's packets for a step of all: observations, actions, by halves."""
     env = gymnasium.make(TASKS[task])
     try:
         assert env.observation_space.shape is not None
@@ -132,13 +132,13 @@ def models(mode: str, times: Times) -> dict[str, float]:
 
 
 def measure(mode: str, task: str, options: argparse.Namespace) -> None:
-    """Both templates of a mode in turn, and their row."""
+    """Measures both templates of a mode in turn, and emits their row."""
     num_env, packets = options.num_env, 0.0
     if mode == "serving":
         packets = packets_s(task, num_env)
     steps = dict.fromkeys(PAIRS[mode], options.first_steps)
     runs: dict[str, list[Times]] = {template: [] for template in PAIRS[mode]}
-    for template in runs:  # how long the others are to be
+    for template in runs:  # a first run, by which the number of steps is chosen
         (*_, last) = lines_of(config_of(mode, task, template, steps[template], num_env), -1)
         target_steps = last["steps"] / last["time_s"] * options.seconds
         steps[template] = max(int(target_steps), options.first_steps)

@@ -35,15 +35,15 @@ _SPIN: Final = "GOMP_SPINCOUNT"
 
 
 class ThreadACore(gmi_drl.Holistic):
-    """Trains as it would, but computes with a thread a core, whatever its network is."""
+    """Trains as usual, but computes with a thread for each core, whatever its network is."""
 
     def use_threads(self) -> AbstractContextManager[None]:
-        """Leaves them as they are."""
+        """Leaves the number of threads as it is."""
         return nullcontext()
 
 
 def config_of(task: str, cores: list[int], *, thread_a_core: bool) -> Mapping[str, Any]:
-    """The example of a task, in one GMI."""
+    """Returns the config of a task's example in one GMI."""
     overrides = [
         f"run.total_steps={TASKS[task]}", "run.eval_episodes=0", "run.checkpoint_every=0",
         "run.log_every=1", "layout.gmi_per_gpu=1", "layout.template=tcg_ex",
@@ -58,7 +58,7 @@ def config_of(task: str, cores: list[int], *, thread_a_core: bool) -> Mapping[st
 def job(
     task: str, cores: list[int], spin: str, *, thread_a_core: bool = False
 ) -> Callable[[], Rates]:
-    """Returns what runs it once, under a fork server whose threads spin so long."""
+    """Returns a function that runs a task once, under a fork server with this GOMP_SPINCOUNT."""
 
     def run() -> Rates:
         runtime.shutdown()

@@ -81,18 +81,18 @@ class Contestant:
 
     @property
     def steps_per_s(self) -> float:
-        """Median over the rounds."""
+        """Returns the median over the rounds."""
         return statistics.median(job.steps_per_s for job in self.jobs)
 
     @property
     def cpu_s(self) -> float | None:
-        """Median CPU seconds per 1,000 steps."""
+        """Returns the median CPU seconds per 1,000 steps."""
         known = [j.cpu_s_per_1000_steps for j in self.jobs if j.cpu_s_per_1000_steps is not None]
         return round(statistics.median(known), 4) if known else None
 
 
 def contestants(options: argparse.Namespace) -> list[Contestant]:
-    """Everything that can run here; what cannot is named on standard error and left out."""
+    """Returns all that can run here; what cannot is reported on standard error and left out."""
     timeout = timedelta(minutes=options.timeout_minutes)
     peers: list[tuple[str, str, str]] = []
     for name in options.peers:
@@ -135,7 +135,7 @@ def contestants(options: argparse.Namespace) -> list[Contestant]:
 
 
 def measure(entries: list[Contestant], rounds: int) -> list[str]:
-    """Run everything in turn, `rounds` times; what failed, and leaves the comparison for it."""
+    """Runs all in turn, `rounds` times; returns what failed, which is removed from `entries`."""
     failures = []
     for number in range(rounds):
         for entry in list(entries):
@@ -158,12 +158,12 @@ def measure(entries: list[Contestant], rounds: int) -> list[str]:
 
 
 def best(entries: list[Contestant]) -> Contestant:
-    """The fastest by median."""
+    """Returns the fastest by median."""
     return max(entries, key=lambda entry: entry.steps_per_s)
 
 
 def paired(ours: list[float], theirs: list[float]) -> dict[str, Any]:
-    """Median over rounds of ours over theirs, and its extremes."""
+    """Returns the median over rounds of ours over theirs, and its extremes."""
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     return {
         "ratio": round(statistics.median(ratios), 3),
@@ -176,7 +176,7 @@ def speeds(entry: Contestant) -> list[float]:
 
 
 def rows(task: str, entries: list[Contestant]) -> list[dict[str, Any]]:
-    """The task's rows, ready to be reported."""
+    """Returns the rows of a task, ready to be reported."""
     task_entries = [entry for entry in entries if entry.task == task]
     ours = [entry for entry in task_entries if entry.system == "ours"]
     if not ours:
@@ -256,7 +256,7 @@ def _physics_row(task: str, ours: Contestant, physics: Contestant) -> list[dict[
 def _floor_row(
     task: str, ours: Contestant, physics: Contestant, products: Contestant
 ) -> dict[str, Any]:
-    """Our whole job over one that does nothing but physics and, after it, the products."""
+    """Returns the row of our whole job over physics and then the products alone."""
     floor = [
         1 / (1 / physics_rate + 1 / products_rate)
         for physics_rate, products_rate in zip(speeds(physics), speeds(products), strict=True)
@@ -286,7 +286,7 @@ def _floor_row(
 
 
 def report(row: dict[str, Any], dry: bool) -> None:
-    """One row as a JSON line; a dry one is not kept."""
+    """Prints a row as a JSON line; a dry one is not kept."""
     row = dict(row)
     samples, peer_samples = row.pop("samples"), row.pop("peer_samples")
     fields = {
@@ -308,7 +308,7 @@ def report(row: dict[str, Any], dry: bool) -> None:
 
 
 def print_table(table: list[dict[str, Any]]) -> None:
-    """The rows for people."""
+    """Prints the rows for people."""
     say(
         f"\n{'row':<34}{'ours':>9}{'peer':>9}  ratio (lowest, highest)"
         "    CPU s per 1,000 steps: ours, peer"
@@ -324,7 +324,7 @@ def print_table(table: list[dict[str, Any]]) -> None:
 
 
 def parse() -> argparse.Namespace:
-    """Options from the command line."""
+    """Returns the options from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -348,7 +348,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure, report; 1 if something that should run failed."""
+    """Measures and reports; returns 1 if something that should run failed."""
     options = parse()
     if options.against:
         return against.compare(options)

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _remedy() -> str:
-    """Says what to do about a module that cannot be imported."""
+    """Returns what to do about a module that cannot be imported."""
     pack = Path(os.environ.get("PACK", ""))
     if (pack / "pack" / "manifest.json").is_file():
         target = json.loads((pack / "pack" / "manifest.json").read_text())["target"]

@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-# What a node with torch for CUDA 13 has besides; scripts/gpu-pack (HAS) leaves these out.
+# What a node with torch for CUDA 13 has installed; scripts/gpu-pack (HAS) leaves these out.
 NODE: Final = (
     "numpy", "torch==2.11.0", "cupy-cuda13x", "nvidia-ml-py", "hypothesis", "imageio", "matplotlib",
     "psutil", "pytest", "pytest-timeout", "pyyaml", "rich", "tensorboard", "typer",
@@ -98,11 +98,11 @@ class Node:
         shutil.copytree(out, self.folder / "given", dirs_exist_ok=True)
 
     def lose(self) -> None:
-        """A fresh machine takes its place: only what was given back is in the working tree."""
+        """Replaces it by a fresh machine, whose working tree has only what was given back."""
         shutil.rmtree(self.folder / "tmp", ignore_errors=True)
 
     def _send(self, carry: Path | None) -> None:
-        """Puts the tracked and the new files there, and what is carried in place of what was."""
+        """Copies the tracked and the new files there, and replaces what is carried."""
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
             capture_output=True, check=True, timeout=60,
@@ -169,7 +169,7 @@ class Node:
                 self.faults.append(f"{inside}: no plain file, so it does not come back")
 
     def _check_cells(self, out: Path, words: Sequence[str]) -> None:
-        """Nothing that was measured before may be gone, or have been measured again."""
+        """Checks that no cell measured before is missing, or was measured again."""
         for path in out.glob("*/suite.json"):
             cells = {cell["key"]: cell for cell in json.loads(path.read_text())["cells"]}
             changed = [key for key, cell in self.cells.items() if cells.get(key) != cell]
@@ -182,7 +182,7 @@ class Node:
 
 
 def _offline() -> list[str]:
-    """Returns what runs a command without a network, in its own namespace, if that may be made."""
+    """Returns the command that runs another one in a namespace without a network."""
     for words in (["unshare", "--net"], ["unshare", "--map-root-user", "--net"]):
         command = [*words, sys.executable, "-c", _LOOPBACK_UP]
         with contextlib.suppress(OSError):
@@ -195,7 +195,7 @@ def _offline() -> list[str]:
 
 
 def calls(parts: Sequence[Path]) -> list[tuple[list[str], Path | None]]:
-    """The words of slot.sh in each call of a half hour and after, and the part that it carries."""
+    """Returns the words of slot.sh in each call, and the part of the pack that it carries."""
     unpacking: list[tuple[list[str], Path | None]] = [
         (["unpack", str(number)], part) for number, part in enumerate(parts, 1)
     ]
@@ -275,7 +275,7 @@ def _report(node: Node, parts: Sequence[Path], kind: str) -> int:
 
 
 def _built(folder: Path) -> Path:
-    """A pack for the node, in `folder`."""
+    """Builds a pack for the node in `folder`, and returns it."""
     command = [sys.executable, str(ROOT / "scripts" / "gpu-pack"), "build", "--out", str(folder)]
     if subprocess.run(command, check=False, stdout=sys.stderr).returncode:
         raise SystemExit("the pack cannot be built: see above")
@@ -283,7 +283,7 @@ def _built(folder: Path) -> Path:
 
 
 def _node(folder: Path) -> Path:
-    """A bare environment as the node has it, made from the package index."""
+    """Makes a bare environment like the node's from the package index; returns its interpreter."""
     python = shutil.which("python3.12")
     if python is None:
         raise SystemExit("no python3.12 on PATH to play the node with. Name one with --node.")

@@ -62,13 +62,13 @@ DRY: Final[dict[str, Any]] = {
     "algorithm": CONFIG["algorithm"] | {"network": [16], "batch_size": 32, "replay_capacity": 5000},
 }
 _ALONE: Final = "seeds/slices/1"
-_MOST: Final = 8  # launches of a cell; cores are shared out for so many in every call
+_MOST: Final = 8  # launches of a cell; cores are divided among at least so many
 _FIRST_S: Final = 90.0  # until all launches have made updates
-_END_S: Final = 15.0  # of those that were told to stop, which write a checkpoint
+_END_S: Final = 15.0  # for launches that were told to stop, which write a checkpoint
 
 
 class CellError(Exception):
-    """A cell has not been measured."""
+    """A cell could not be measured."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def row_of(
     about: dict[str, Any], measure: Callable[[], dict[str, Any]], dry: bool
 ) -> dict[str, Any]:
-    """Returns the row of a cell: what it measures, or `failed`, why it has not been measured."""
+    """Returns the row of a cell: what it measures, or `failed` with the reason."""
     row = about | {"machine": report.machine(), "commit": report.commit()}
     row |= {"note": DRY_NOTE} if dry else {}
     try:
@@ -121,7 +121,7 @@ def name_of_gpu() -> str:
 
 
 def _measured(way: str, count: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Runs a cell, whatever happens ends its launches, and returns what it measured."""
+    """Runs a cell and returns its measurements; its launches are ended in any case."""
     folder = Path(tempfile.mkdtemp(prefix="gmi-drl-seeds-"))
     log = folder / "log"
     with log.open("wb") as file:
@@ -180,7 +180,7 @@ def _commands(way: str, count: int, folder: Path, options: argparse.Namespace) -
 
 
 def last_metrics(folder: Path, runs: str = "runs/*/*/metrics.jsonl") -> dict[Path, dict[str, Any]]:
-    """Returns the last whole line of each run's metrics."""
+    """Returns the last complete line of each run's metrics."""
     metrics = {}
     for path in sorted(folder.glob(runs)):
         lines = path.read_text().rpartition("\n")[0].splitlines()
@@ -205,11 +205,11 @@ def _progress(
 
 
 def _activity(seconds: float) -> float | None:
-    """Waits; returns the share of the time in which a kernel ran, None where NVML cannot say."""
+    """Waits; returns the share of the time in which kernels ran, or None if NVML does not tell."""
     end, samples = time.perf_counter() + seconds, []
     with contextlib.ExitStack() as stack:
         nvml = handle = None
-        with contextlib.suppress(Exception):  # no driver: the time is waited all the same
+        with contextlib.suppress(Exception):  # without a driver it only waits
             nvml = stack.enter_context(driver.nvml_session())
             handle = nvml.nvmlDeviceGetHandleByIndex(0)
         while (remaining_s := end - time.perf_counter()) > 0:
@@ -238,7 +238,7 @@ def _end(launches: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def parser_of(text: str | None, counts: Sequence[int]) -> argparse.ArgumentParser:
-    """Returns a parser of what measurements of one GPU that is shared have in common."""
+    """Returns a parser with the options that benchmarks of a shared GPU have in common."""
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -257,5 +257,5 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    with terminate_as_interrupt():  # what ends a step ends the launches of its cell, too
+    with terminate_as_interrupt():  # SIGTERM ends the launches of the cell, too
         raise SystemExit(main())

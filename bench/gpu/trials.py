@@ -37,7 +37,7 @@ from gpu.seeds import CONFIG, DRY, CellError, last_metrics, name_of_gpu, parser_
 from gpu.suite.store import slug
 
 _LIMIT_S: Final = 300.0  # of a cell
-_END_S: Final = 15.0  # of one that was told to stop
+_END_S: Final = 15.0  # for a search that was told to stop
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measured(count: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Runs a search of which `count` trials train at a time; what was measured of it."""
+    """Runs a search with `count` trials at a time, and returns its measurements."""
     with tempfile.TemporaryDirectory(prefix="gmi-drl-trials-") as name:
         folder = Path(name)
         config = folder / "config.yaml"
@@ -120,5 +120,5 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    with terminate_as_interrupt():  # what ends a step ends the search of its cell, too
+    with terminate_as_interrupt():  # SIGTERM ends the search of the cell, too
         raise SystemExit(main())

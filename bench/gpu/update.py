@@ -74,7 +74,7 @@ WAYS: Final = ("eager", "captured", "compiled", "overhead", "both")
 OF_PPO: Final = ("compiled", "overhead", "both")
 PRECISIONS: Final = ("fp32", "tf32", "bf16")
 CHEETAH: Final = (17, spaces.Box(-1.0, 1.0, (6,)))
-# Kept experience, by algorithm: settings, and the observations' width and the actions of its task.
+# Algorithms with replay: config class, settings, observation width and actions of the task.
 REPLAYED: Final[dict[str, tuple[type[ReplayConfig], dict[str, Any], int, spaces.Space[Any]]]] = {
     "sac": (SACConfig, {"network": [256, 256], "batch_size": 256}, *CHEETAH),
     "td3": (TD3Config, {"network": [256, 256], "batch_size": 256}, *CHEETAH),
@@ -84,7 +84,7 @@ REPLAYED: Final[dict[str, tuple[type[ReplayConfig], dict[str, Any], int, spaces.
         4, spaces.Discrete(2),
     ),
 }  # fmt: skip
-NUM_ENV, STEPS, UPDATES = 16, 64, 64  # of what is put in, and updates for each such batch
+NUM_ENV, STEPS, UPDATES = 16, 64, 64  # of a batch that is put in, and updates for each batch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -109,7 +109,9 @@ def _compare(options: argparse.Namespace) -> int:
     contenders: list[Contender] = []
     rows: list[dict[str, Any]] = []
     others = _rows_of_others(path, options.algorithms)
-    report.keep(path, json.dumps(others, indent=1) + "\n")  # where not, nothing is measured
+    report.keep(
+        path, json.dumps(others, indent=1) + "\n"
+    )  # if it cannot be written, nothing is measured
     for algorithm in options.algorithms:
         for precision in options.precisions:
             for way in options.ways:
@@ -130,19 +132,19 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _name(algorithm: str, precision: str, way: str) -> str:
-    """Returns the name of a row; those of PPO do not say it."""
+    """Returns the name of a row; those of PPO do not have the algorithm."""
     parts = [precision, way] if algorithm == "ppo" else [algorithm, precision, way]
     return "/".join(["update", *parts])
 
 
 def _rows_of_others(path: Path, algorithms: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the rows of a file of results that are of other algorithms."""
+    """Returns the rows of a results file that are of other algorithms."""
     rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
     return [row for row in rows if row.get("algorithm", "ppo") not in algorithms]
 
 
 class RowsPPO(PPO):
-    """PPO on rows that are taken as they are: nothing is made of rewards."""
+    """PPO on rows that are taken as they are: rewards are not processed."""
 
     num_batch_moments = 0
 
@@ -151,7 +153,7 @@ class RowsPPO(PPO):
 
 
 class Contender:
-    """One way at one precision, and what its turns took."""
+    """Runs one way at one precision, and keeps the times of its turns."""
 
     def __init__(
         self,
@@ -180,7 +182,7 @@ class Contender:
         self.first_s = perf_counter() - began
 
     def turn(self) -> None:
-        """One more measurement, the mean of a few updates."""
+        """Takes one more measurement, the mean of a few updates."""
         self._guarded(self._measure)
 
     def _measure(self) -> None:
@@ -211,14 +213,12 @@ class Contender:
             return
         try:
             step()
-        except (
-            Exception
-        ) as error:  # of a compiler, mostly: the other ways are measured all the same
+        except Exception as error:  # mostly from a compiler: the other ways are still measured
             self.failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 class PPOJob:
-    """An update of PPO on rows of its own."""
+    """Updates PPO on rows of its own."""
 
     updates, loss = 1, "value_loss"
 
@@ -246,7 +246,7 @@ class PPOJob:
 
 
 class ReplayJob:
-    """Updates from a replay, between which steps are put in."""
+    """Updates from a replay, with steps put in between."""
 
     updates = UPDATES
 
@@ -287,7 +287,7 @@ def _no_goals() -> VecEnv:
 
 
 def _steps(width: int, actions: spaces.Space[Any], device: torch.device) -> Batch:
-    """Returns steps of environments whose episodes have a thousand; they go on from themselves."""
+    """Returns steps of environments with episodes of a thousand steps; the last joins the first."""
     g = torch.Generator().manual_seed(0)
     observed = torch.randn(STEPS + 1, NUM_ENV, width, generator=g)
     observed[-1] = observed[0]
@@ -307,7 +307,7 @@ def _steps(width: int, actions: spaces.Space[Any], device: torch.device) -> Batc
 def _ppo_rows(
     precision: str, options: argparse.Namespace, device: torch.device
 ) -> tuple[ActorCritic, Batch, PPOConfig]:
-    """The network to train and what it has sampled: the same for all ways."""
+    """Returns the network to train and its experience, which are the same for all ways."""
     settings = PPOConfig(
         network=options.network, minibatches=options.minibatches, epochs=options.epochs
     )
@@ -340,7 +340,7 @@ def _loss(way: str) -> Callable[..., Losses]:
 
     def loss(*args: Any) -> Losses:
         if way == "overhead":
-            torch.compiler.cudagraph_mark_step_begin()  # what the last step gave is read
+            torch.compiler.cudagraph_mark_step_begin()  # the last step's results have been read
         total, *stats = compiled(*args)
         return Losses(total, dict(zip(PPO.stats, stats, strict=True)))
 
@@ -348,7 +348,7 @@ def _loss(way: str) -> Callable[..., Losses]:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of a state: training writes into the tensors it is made of."""
+    """Returns a copy of a state, as training writes into its tensors."""
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, dict):
@@ -357,7 +357,7 @@ def _copied(value: Any) -> Any:
 
 
 def _missing(algorithm: str, way: str, precision: str, device: torch.device) -> str:
-    """Says why it is not measured here; empty: it is."""
+    """Returns why a way is not measured here; "" if it is."""
     if algorithm != "ppo" and way in OF_PPO:
         return "the loss of ppo alone is compiled"
     if device.type == "cpu":

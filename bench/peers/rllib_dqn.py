@@ -77,17 +77,19 @@ def main() -> None:
     parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--seconds", type=float, default=20.0)
     options = parser.parse_args()
-    built = algorithm(options.config, options.workers)
+    agent = algorithm(options.config, options.workers)
     for _ in range(_WARMUP):
-        first = _counts(built.train())
-    began, last = time.perf_counter(), first
+        counts_before = _counts(agent.train())
+    began, counts = time.perf_counter(), counts_before
     while time.perf_counter() - began < options.seconds:
-        last = _counts(built.train())
+        counts = _counts(agent.train())
     elapsed = time.perf_counter() - began
-    network = built.learner_group._learner.module["default_policy"]
-    parameters = sum(one.numel() for one in network.parameters() if one.requires_grad)
-    built.stop()
-    steps, rows = last[0] - first[0], last[1] - first[1]
+    network = agent.learner_group._learner.module["default_policy"]
+    parameters = sum(
+        parameter.numel() for parameter in network.parameters() if parameter.requires_grad
+    )
+    agent.stop()
+    steps, rows = counts[0] - counts_before[0], counts[1] - counts_before[1]
     rates = {
         "steps_per_s": steps / elapsed,
         "updates_per_step": rows / options.config["algorithm"]["batch_size"] / steps,

@@ -30,31 +30,31 @@ def algorithm(config: dict[str, Any]) -> Any:
     ray.init(
         address="local", num_cpus=cores, include_dashboard=False, logging_level=logging.ERROR
     )  # fmt: skip
-    env, its = config["env"], config["algorithm"]
+    env, settings = config["env"], config["algorithm"]
     make = importlib.import_module(env["id"]).parallel_env
     register_env("peer", lambda _: ParallelPettingZooEnv(make(**env["options"])))
-    one = make(**env["options"])
-    agents = len(one.possible_agents)
-    one.close()
-    steps = env["num_env"] * its["horizon"] * cores * agents
+    environment = make(**env["options"])
+    agents = len(environment.possible_agents)
+    environment.close()
+    steps = env["num_env"] * settings["horizon"] * cores * agents
     set_up = (
         PPOConfig()
         .environment("peer")
         .multi_agent(policies={"shared"}, policy_mapping_fn=lambda agent, *_, **__: "shared")
         .env_runners(
             num_env_runners=cores, num_envs_per_env_runner=env["num_env"],
-            rollout_fragment_length=its["horizon"], num_cpus_per_env_runner=0.5,
+            rollout_fragment_length=settings["horizon"], num_cpus_per_env_runner=0.5,
         )
         .learners(num_learners=0)
         .rl_module(
             model_config=DefaultModelConfig(
-                fcnet_hiddens=its["network"], fcnet_activation=its["activation"]
+                fcnet_hiddens=settings["network"], fcnet_activation=settings["activation"]
             )
         )
         .training(
-            train_batch_size_per_learner=steps, minibatch_size=steps // its["minibatches"],
-            num_epochs=its["epochs"], gamma=its["gamma"], lr=its["learning_rate"],
-            entropy_coeff=its["entropy_coef"],
+            train_batch_size_per_learner=steps, minibatch_size=steps // settings["minibatches"],
+            num_epochs=settings["epochs"], gamma=settings["gamma"], lr=settings["learning_rate"],
+            entropy_coeff=settings["entropy_coef"],
         )
     )  # fmt: skip
     return set_up.build_algo()
@@ -72,13 +72,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     options = parser.parse_args()
     built = algorithm(options.config)
-    first = _steps(built.train())
-    began, last = time.perf_counter(), first
+    steps_before = _steps(built.train())
+    began, steps = time.perf_counter(), steps_before
     while time.perf_counter() - began < options.seconds:
-        last = _steps(built.train())
+        steps = _steps(built.train())
     elapsed = time.perf_counter() - began
     built.stop()
-    print(json.dumps({"steps_per_s": (last - first) / elapsed}))
+    print(json.dumps({"steps_per_s": (steps - steps_before) / elapsed}))
 
 
 if __name__ == "__main__":

@@ -63,9 +63,9 @@ def main() -> None:
 
 
 def _result(counts: list[tuple[float, int]], iterations: int, samples: int) -> dict[str, float]:
-    (start_s, before), (end_s, after) = counts
+    (start_s, start_count), (end_s, end_count) = counts
     return {
-        "predictions_per_s": (after - before) / (end_s - start_s),
+        "predictions_per_s": (end_count - start_count) / (end_s - start_s),
         "training_samples_per_s": iterations * samples / (end_s - start_s),
     }
 

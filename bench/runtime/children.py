@@ -19,11 +19,11 @@ LIMIT_S = 300.0  # a child may take so long, starting and ending included
 def answer(work: Callable[[], Any], out: Path) -> None:
     """In the child: what `work` finds, or the error it ends with."""
     try:
-        found = {"found": work()}
+        result = {"found": work()}
     except Exception as error:
         traceback.print_exc()
-        found = {"error": f"{type(error).__name__}: {error}"[:500]}
-    out.write_text(json.dumps(found))
+        result = {"error": f"{type(error).__name__}: {error}"[:500]}
+    out.write_text(json.dumps(result))
 
 
 def ask(arguments: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -51,8 +51,8 @@ def ask(arguments: Sequence[str], folder: Path) -> dict[str, Any]:
             child.wait()
     if not out.exists():
         return {"error": f"exit code {code}: {_tail(log)}"}
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result
 
 
 def _tail(log: Path) -> str:

@@ -76,18 +76,18 @@ def measure(network: str, options: argparse.Namespace) -> dict[str, Any] | None:
         findings = record.read(result.record).results()
     assert result.chosen.winner is not None  # else it raises
     best = best_of(findings.all)
-    chosen, other = result.chosen.winner, best.get(3 - result.chosen.winner.row.gmi_per_gpu)
-    if other is None:
+    chosen, peer = result.chosen.winner, best.get(3 - result.chosen.winner.row.gmi_per_gpu)
+    if peer is None:
         say(f"{network}: the budget held no measurement of the other number of GMIs")
         return None
     space, _ = space_of(config, find_devices(config))
     stage = Stage(network, Profiler(config), space, options.minutes)
-    rates = confirm([chosen, other.candidate], options.seconds, options.rounds, stage)
+    rates = confirm([chosen, peer.candidate], options.seconds, options.rounds, stage)
     if not rates[chosen]:
         say(f"{network}: not one round was ended by both; give it more --minutes")
         return None
     chosen_finding = next(finding for finding in findings.all if finding.candidate == chosen)
-    return row_of(network, rates, chosen_finding, other)
+    return row_of(network, rates, chosen_finding, peer)
 
 
 def best_of(findings: Sequence[CandidateResult]) -> dict[int, CandidateResult]:

@@ -57,7 +57,7 @@ def time_to(run: TrainingRun, target: float) -> TimeToReturn:
 
 def median_of(times: Sequence[TimeToReturn]) -> TimeToReturn:
     """Returns the median; where it lies among censored ones, a bound from below."""
-    exact = statistics.median(math.inf if one.censored else one.seconds for one in times)
+    exact = statistics.median(math.inf if time.censored else time.seconds for time in times)
     if math.isfinite(exact):
         return TimeToReturn(exact, False)
     return TimeToReturn(statistics.median(time.seconds for time in times), True)

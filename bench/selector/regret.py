@@ -186,7 +186,9 @@ def summary(played: Sequence[Played], prefix: str = OURS) -> dict[str, float]:
     return {prefix + name: round(value, 4) for name, value in measures.items()}
 
 
-def report(kind: str, played: dict[str, list[Played]], own: Sequence[float]) -> dict[str, Any]:
+def report(
+    kind: str, played: dict[str, list[Played]], own_regrets: Sequence[float]
+) -> dict[str, Any]:
     """Print and keep the row of a kind."""
     ours, peer = (1 - statistics.fmean(p.regret for p in played[n]) for n in (OURS, EXHAUSTIVE))
     chosen = [1 - p.regret for p in played[OURS]]
@@ -201,7 +203,7 @@ def report(kind: str, played: dict[str, list[Played]], own: Sequence[float]) -> 
         repeats=len(chosen),
         spread=(round(min(chosen), 4), round(max(chosen), 4)),
         **fields,
-        paper_regret_own=round(statistics.fmean(own), 4),
+        paper_regret_own=round(statistics.fmean(own_regrets), 4),
     )
     for name in PLAYERS:
         print(
@@ -234,8 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         played: dict[str, list[Played]] = {name: [] for name in PLAYERS}
         owns = []
         for seed in range(options.seed, options.seed + options.machines):
-            result_of_player, own = players(kind, seed)
-            owns.append(own)
+            result_of_player, own_regret = players(kind, seed)
+            owns.append(own_regret)
             for name, result in result_of_player.items():
                 played[name].append(result)
         if not holds(report(kind, played, owns)):

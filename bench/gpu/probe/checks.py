@@ -46,7 +46,7 @@ _WARP: Final = "gmi_drl.roles.envs.warp.vec"  # preloaded for runs with adapter 
 
 
 def fork(check: Check, preload: Sequence[str] = (*PRELOAD, _WARP)) -> None:
-    """CUDA in a process that was forked after the preload; which module is in the way, if not."""
+    """Checks CUDA in a process forked after the preload; names the module that prevents it."""
     if _forks(check, preload, "PRELOAD"):
         return
     layout = check.layout("direct", None)
@@ -58,7 +58,7 @@ def fork(check: Check, preload: Sequence[str] = (*PRELOAD, _WARP)) -> None:
 
 
 def _forks(check: Check, preload: Sequence[str], title: str) -> bool:
-    """Asks whether a GMI forked by a server that has preloaded computes on the GPU."""
+    """Tells whether a GMI forked by a server that has preloaded computes on the GPU."""
     layout, works = check.layout("direct", None), True
     runtime.init(preload)
     try:
@@ -87,7 +87,7 @@ def _forks(check: Check, preload: Sequence[str], title: str) -> bool:
 
 
 def mps(check: Check) -> None:
-    """A daemon of ours, and a client that CUDA says is one."""
+    """Checks a daemon of ours, and that CUDA calls its client one."""
     began_s = time.monotonic()
     with check.tried("a daemon answers"), slices_of(check.layout("mps", 100)) as (gmis, slices):
         took_s = round(time.monotonic() - began_s, 1)
@@ -101,7 +101,7 @@ def mps(check: Check) -> None:
 
 
 def shares(check: Check) -> None:
-    """The SMs that clients see, beside two ways of rounding."""
+    """Checks the SMs that clients see, beside two ways of rounding."""
     total_sms = check.device.sm_count or 0
     with check.tried("outside MPS: SMs"):
         sm_count = _in("direct", check, "sees")["sm_count"]
@@ -117,7 +117,7 @@ def shares(check: Check) -> None:
 
 
 def ipc(check: Check) -> None:
-    """CUDA IPC between two processes: that it works, also for small memory, and what it takes."""
+    """Checks CUDA IPC between two processes, also for small allocations, and times it."""
     for backend, half in (("mps", 50), ("direct", None)):
         for library in ("torch", "cupy"):
             title = f"{backend}, {library}"
@@ -135,7 +135,7 @@ def ipc(check: Check) -> None:
 
 
 def conditional(check: Check) -> None:
-    """A loop in a graph, by warp."""
+    """Checks a loop in a graph, by warp."""
     for backend in ("direct", "mps", "green"):
         what = f"{backend}: rounds of a loop to 10"
         with check.tried(what):
@@ -144,7 +144,7 @@ def conditional(check: Check) -> None:
 
 
 def capture(check: Check) -> None:
-    """An update as a graph while another thread calls CUDA."""
+    """Checks an update in a graph while another thread calls CUDA."""
     for backend in ("direct", "green"):
         with check.tried(f"{backend}: captured"):
             answer = _in(backend, check, "captures", _where(backend))
@@ -162,14 +162,14 @@ def capture(check: Check) -> None:
 
 
 def events(check: Check) -> None:
-    """torch's events on green streams."""
+    """Checks torch's events on green streams."""
     with check.tried("events"):
         for name, problem in _in("green", check, "events").items():
             check.row(name, not problem, not problem, why=problem)
 
 
 def registered(check: Check) -> None:
-    """Memory of a memfd that CUDA registers."""
+    """Checks memory of a memfd that CUDA registers."""
     with check.tried("registered"):
         answer = _in("direct", check, "registered")
         check.row("registered", answer["pinned"], answer["pinned"], why=answer["why_not"])
@@ -188,7 +188,7 @@ def usage(check: Check) -> None:
                     process.answer()
                     meter.look(layout, {0: process.pid})
                     meter.begin()
-                    time.sleep(_WATCHED_S)  # what is measured is a time
+                    time.sleep(_WATCHED_S)  # usage is measured over a time
                     busy, held = meter.end().sm_activity, _held(check, process.pid)
                     process.end(_ENDED_S)
             finally:
@@ -200,7 +200,7 @@ def usage(check: Check) -> None:
 
 
 def _held(check: Check, pid: int) -> tuple[int | None, str]:
-    """Returns what NVML says that a process holds, and whom it lists."""
+    """Returns the bytes that a process holds by NVML, and a text with the processes it lists."""
     with driver.nvml_session() as nvml:
         handle = nvml.nvmlDeviceGetHandleByUUID(check.device.uuid)
         listed = driver.read_processes(nvml, [handle])
@@ -239,7 +239,7 @@ def kernels(check: Check) -> None:
 
 
 def green(check: Check) -> None:
-    """One split of the GPU: that contexts of its groups run on SMs no other has."""
+    """Checks that contexts of one split of the GPU run on SMs that no other has."""
     with check.tried("green contexts"):
         answer = _in("green", check, "green")
         check.row("torch works on a stream of one", answer["torch"], answer["torch"])
@@ -267,7 +267,7 @@ def reduce(
         ("direct", 4), ("mps", 4), ("green", 4), ("mps", 2), ("direct", 2),
     ),
 ) -> None:  # fmt: skip
-    """Reductions among GMIs of one GPU, in its memory (ipc) and through the host (mpr)."""
+    """Checks reductions among GMIs of one GPU, in its memory (ipc) and through the host (mpr)."""
     from gmi_drl.comm.plan.measure import PRELOAD as COMM
 
     strategies = ["ipc", "mpr"]
@@ -282,14 +282,14 @@ def reduce(
             percent = None if backend in ("direct", "cpu") else 100 // count
             layout = check.layout(backend, *[percent] * count)
             if not _reduced(check, layout, strategies) and len(strategies) > 1:
-                for strategy in strategies:  # which of them it is
+                for strategy in strategies:  # one by one, to see which of them fails
                     _reduced(check, layout, [strategy])
     finally:
         runtime.shutdown()
 
 
 def _reduced(check: Check, layout: Layout, strategies: Sequence[Any]) -> bool:
-    """Measures strategies in one gang; whether that could be done."""
+    """Measures strategies in one gang; tells whether that was possible."""
     from gmi_drl.comm.plan.measure import measure
     from gmi_drl.comm.plan.project import key_of, stages_of
     from gmi_drl.placement.reduction import reducing
@@ -309,7 +309,7 @@ def _reduced(check: Check, layout: Layout, strategies: Sequence[Any]) -> bool:
 
 
 def static(check: Check) -> None:
-    """Static partitions (-S), where the daemon knows them."""
+    """Checks static partitions (-S), where the daemon has them."""
     cuda = check.topology.cuda or look().cuda
     if cuda is not None and cuda < _STATIC:
         why = f"CUDA {cuda[0]}.{cuda[1]}; the daemon has them from 13.1 on"
@@ -356,7 +356,7 @@ def terminate(check: Check) -> None:
 
 
 def _in(backend: str, check: Check, name: str, *arguments: str) -> Any:
-    """Returns what a client answers that is alone on the GPU, by a backend."""
+    """Returns the answer of a client that is alone on the GPU, by a backend."""
     percent = None if backend == "direct" else 50
     with slices_of(check.layout(backend, percent)) as (gmis, slices):
         return client(name, slices.environment(gmis[0]), *arguments)

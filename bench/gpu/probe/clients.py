@@ -25,7 +25,7 @@ PACKAGES: Final = {
     "torch": "torch", "numpy": "numpy", "cuda": "cuda-bindings", "pynvml": "nvidia-ml-py",
     "warp": "warp-lang", "mujoco_warp": "mujoco-warp", "cupy": "cupy-cuda13x", "triton": "triton",
 }  # fmt: skip
-_SIZES: Final = (10 << 20, 512 << 10, 512 << 10)  # of what is shared, bytes
+_SIZES: Final = (10 << 20, 512 << 10, 512 << 10)  # bytes of the allocations that are shared
 _REPEATS: Final = 50
 _REGISTERED: Final = 16 << 20
 _NOT_INITIALIZED: Final = 3  # CUDA_ERROR_NOT_INITIALIZED, which is said until cuInit
@@ -49,11 +49,11 @@ class Forked:
     """A GMI forked from a server that has preloaded."""
 
     def started(self) -> str:
-        """That it is there: its slice was verified, by the CUDA driver, before."""
+        """Answers, when its slice has been verified by the CUDA driver."""
         return "yes"
 
     def computes(self) -> str:
-        """torch's version, when it has computed on the GPU."""
+        """Computes on the GPU, and returns torch's version."""
         import torch
 
         ones = torch.ones(64, 64, device="cuda")
@@ -63,7 +63,7 @@ class Forked:
 
 
 def preloads(*modules: str) -> Any:
-    """The first of the modules that starts CUDA when it is imported; None if none does."""
+    """Returns the first of the modules whose import starts CUDA; None if none does."""
     from gmi_drl.gmi import cuda_driver
 
     for name in modules:
@@ -84,7 +84,7 @@ def preloads(*modules: str) -> Any:
 
 
 def exports(library: str) -> Any:
-    """Gives handles of memory and of an event away, and keeps both until it is told."""
+    """Exports handles of memory and of an event, and keeps both until it is told to end."""
     handles, exported = _cupy_exports() if library == "cupy" else _torch_exports()
     say(handles)
     sys.stdin.readline()
@@ -131,7 +131,7 @@ def _torch_exports() -> tuple[Any, Any]:
 
 
 def imports(library: str, handles: str) -> Any:
-    """Opens what another process has exported: whether it is what was written there, and times."""
+    """Opens what another process has exported; returns whether the data are right, and times."""
     exported = json.loads(handles)
     return _cupy_imports(exported) if library == "cupy" else _torch_imports(exported)
 
@@ -213,7 +213,7 @@ def _times(
 
 
 def timed_us(call: Callable[[], None]) -> float:
-    """The median of some calls."""
+    """Returns the median microseconds of a call."""
     durations = []
     for _ in range(_REPEATS):
         began_s = time.perf_counter()
@@ -226,7 +226,7 @@ def timed_us(call: Callable[[], None]) -> float:
 
 
 def registered() -> Any:
-    """Copies both ways through a memfd that is registered as buckets are; why it is not, if so."""
+    """Copies both ways through a memfd that is registered as buckets are, or says why it is not."""
     import torch
 
     from gmi_drl.comm.shm.pinned import PinnedMemory, is_pinned
@@ -256,7 +256,7 @@ def registered() -> Any:
 
 
 def works() -> Any:
-    """Keeps the GPU at work until it is told that it is over."""
+    """Keeps the GPU at work until it is told to end."""
     import torch
 
     matrix = torch.rand(4096, 4096, device="cuda")

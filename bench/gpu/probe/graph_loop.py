@@ -19,7 +19,7 @@ def _count_down(  # type: ignore[no-untyped-def]
 
 
 def rounds_of_loop(count: int, device: Any, stream: Any = None) -> int:
-    """Counts the rounds of a captured loop that is to end after `count`, on the stream if any."""
+    """Counts the rounds of a captured loop that should end after `count`, on `stream` if given."""
     left: Any = wp.array([count], dtype=wp.int32, device=device)
     rounds: Any = wp.zeros(1, dtype=wp.int32, device=device)
     wp.synchronize_device(device)  # they were made on warp's own stream
@@ -31,7 +31,7 @@ def rounds_of_loop(count: int, device: Any, stream: Any = None) -> int:
         contextlib.nullcontext() if stream is None else wp.ScopedStream(stream, sync_enter=False)
     )
     with scope:
-        wp.capture_while(left, body)  # as it is: loads the kernel
+        wp.capture_while(left, body)  # without a capture: this loads the kernel
         left.fill_(count)
         rounds.zero_()
         with wp.ScopedCapture(device=device, stream=stream) as capture:

@@ -28,16 +28,16 @@ class NotHere(Exception):
 
 
 class Check:
-    """One check: where its rows come from, and the GPU it is about."""
+    """One check: it prints rows, and knows the GPU that it is about."""
 
     def __init__(self, name: str, layout: Layout) -> None:
         self.name, self.topology = name, layout.topology
         self.device = layout.topology.devices[0]
 
     def row(self, what: str, value: Any, ok: bool | None, **more: Any) -> None:
-        """Prints what was found; `ok` None where there is nothing to be right or wrong.
+        """Prints a row; `ok` is None where there is nothing to be right or wrong.
 
-        A row that can say no has a workaround: that of the check, or a `workaround` of its own.
+        A row that can fail has a workaround: that of the check, or a `workaround` of its own.
         """
         if ok is not None:
             more = {"workaround": ASSUMPTIONS[self.name].workaround} | more
@@ -46,7 +46,7 @@ class Check:
 
     @contextlib.contextmanager
     def tried(self, what: str) -> Iterator[None]:
-        """Turns what goes wrong within into a row, so that the check goes on."""
+        """Turns an error in the block into a row, so that the check goes on."""
         try:
             yield
         except NotHere as missing:
@@ -56,7 +56,7 @@ class Check:
             self.row(what, None, False, why=in_words(error))
 
     def layout(self, backend: str, *percents: int | None) -> Layout:
-        """GMIs on the first GPU, one for each share of its SMs."""
+        """Returns a layout of GMIs on the first GPU, one for each share of its SMs."""
         uuid, cores = self.device.uuid, self.device.cores
         gmis = tuple(
             GmiSpec(
@@ -69,27 +69,27 @@ class Check:
 
 
 def in_words(error: Exception) -> str:
-    """The error, and the end of what it says without the frames of a traceback."""
+    """Returns the error's type and the end of its text, without the frames of a traceback."""
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith(" ")]
     return f"{type(error).__name__}: " + "\n".join(lines[-_LINES:])
 
 
 @contextlib.contextmanager
 def slices_of(layout: Layout) -> Iterator[tuple[tuple[GmiSpec, ...], LayoutSlices]]:
-    """The slices of a layout, given back in the end."""
+    """Takes the slices of a layout, and releases them at the end."""
     with LayoutSlices(layout) as slices:
         yield layout.gmis, slices
 
 
 def merged(environment: Mapping[str, str]) -> dict[str, str]:
-    """The whole environment of a client; what a backend emptied is not in it."""
+    """Returns the whole environment of a client, without variables that a backend has emptied."""
     variables = {**os.environ, **environment}
     return {k: v for k, v in variables.items() if v or not k.startswith("CUDA_MPS_")}
 
 
 @contextlib.contextmanager
 def started(name: str, environment: Mapping[str, str], *arguments: str) -> Iterator[Running]:
-    """A client of `clients.py` that goes on; killed in the end if it still runs."""
+    """Starts a client of `clients.py` that goes on; it is killed at the end if it still runs."""
     process = subprocess.Popen(
         [sys.executable, str(CLIENTS), name, *arguments], env=merged(environment),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -102,13 +102,13 @@ def started(name: str, environment: Mapping[str, str], *arguments: str) -> Itera
 
 
 class Running:
-    """A client that goes on until it is told that it is over."""
+    """A client that goes on until it is told to end."""
 
     def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
         self.name, self.process, self.pid = name, process, process.pid
 
     def answer(self) -> Any:
-        """Its next answer; RuntimeError with what it said if it ends without one."""
+        """Returns its next answer; RuntimeError with its output if it ends without one."""
         assert self.process.stdout is not None
         lines: list[str] = []
         for line in self.process.stdout:
@@ -118,7 +118,7 @@ class Running:
         return _answer(self.name, lines, self.process.poll())
 
     def end(self, timeout_s: float = _CLIENT_S) -> str:
-        """Tells it that it is over and waits until it has gone; what it says meanwhile.
+        """Tells it to end and waits until it has; returns what it prints meanwhile.
 
         subprocess.TimeoutExpired if it goes on.
         """
@@ -136,7 +136,7 @@ def client(name: str, environment: Mapping[str, str], *arguments: str) -> Any:
 
 
 def _answer(name: str, lines: list[str], code: int | None) -> Any:
-    """The last line of JSON; NotHere or RuntimeError if that says so, or there is none."""
+    """Returns the answer of the last JSON line; NotHere or RuntimeError if it has an error."""
     for line in reversed(lines):
         with contextlib.suppress(json.JSONDecodeError):
             answer = json.loads(line)

@@ -18,7 +18,7 @@ from gmi_drl.gmi.discover import look
 from .clients import PACKAGES
 from .harness import Check
 
-# Where MPS's programs lie when they are not on PATH: containers get the driver's files here.
+# Where MPS's programs may be when they are not on PATH: containers get the driver's files here.
 FOLDERS: Final = (
     "/usr/local/nvidia/bin", "/usr/bin", "/usr/local/bin", "/usr/local/cuda*/bin", "/opt/*/bin",
     "/opt/nvidia/*/bin",
@@ -28,7 +28,7 @@ _SHM_BYTES: Final = 64 << 20  # torch keeps counters of shared memory there
 
 
 def node(check: Check) -> None:
-    """Returns what this machine has. `export PATH` where MPS's programs are elsewhere."""
+    """Checks what this machine has; the rows say `export PATH` if MPS's programs are elsewhere."""
     machine, device = look(), check.device
     cuda = machine.cuda or check.topology.cuda
     version = None if cuda is None else ".".join(map(str, cuda))
@@ -78,9 +78,9 @@ def node(check: Check) -> None:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """The packages of this node that matter, as far as they are installed.
+    """Returns the versions of the packages that matter, as far as they are installed.
 
-    cupy has another name for each CUDA.
+    cupy's package has another name for each version of CUDA.
     """
     installed = {
         re.sub(r"[-_.]+", "-", distribution.name or "").lower(): distribution.version
@@ -92,7 +92,7 @@ def versions() -> dict[str, str]:
 
 
 def _programs(check: Check) -> None:
-    """MPS's two programs, on PATH or elsewhere."""
+    """Checks MPS's two programs, on PATH or elsewhere."""
     for name in (CONTROL, SERVER):
         path = shutil.which(name)
         folder = None if path else folder_of(name)
@@ -110,7 +110,7 @@ def _programs(check: Check) -> None:
 
 
 def folder_of(name: str) -> Path | None:
-    """The first of `FOLDERS` that has a program of that name."""
+    """Returns the first of `FOLDERS` that has a program of that name."""
     for pattern in FOLDERS:
         for folder in sorted(Path("/").glob(pattern.lstrip("/"))):
             if os.access(folder / name, os.X_OK):

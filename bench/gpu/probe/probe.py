@@ -45,14 +45,14 @@ from gpu.probe.assumptions import ASSUMPTIONS
 from gpu.probe.node import folder_of, versions
 
 HERE: Final = Path(__file__).parent
-MINUTES: Final = 4.8  # a check that comes too late in them is left out
+MINUTES: Final = 4.8  # checks for which no time is left are left out
 _WIDTH: Final = 160  # of the table, in a file
 
 Row = dict[str, Any]  # check, what, value, ok, and expected, why, workaround
 
 
 class Ended(Exception):
-    """SIGTERM: somebody's time is up."""
+    """The probe has got SIGTERM."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             layout = Path(folder) / "layout.json"
             layout.write_text(one_gmi(topology).to_json())
             for index, name in enumerate(options.only):
-                if name != "node":  # which says that they are not on PATH
+                if name != "node":  # that check reports programs that are not on PATH
                     reach_programs()
                 began_s = time.monotonic()
                 try:
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     for swept in sweep():  # a check that was ended may have left a daemon
                         if swept.error:
                             rows.append(row(name, "left behind", swept.error, False))
-                finally:  # what was found stays, whatever ends this
+                finally:  # results are kept, whatever ends this
                     took_s[name] = round(time.monotonic() - began_s, 1)
                     written(options.results, device, rows, took_s, options.only[index + 1 :])
     except Ended:
@@ -110,13 +110,13 @@ def _end(*_: object) -> None:
 
 
 def reach_programs() -> None:
-    """Puts the folder of MPS's programs on PATH, for all checks to come, where it is not."""
+    """Adds the folder of MPS's programs to PATH for the checks that follow, if it is not there."""
     for folder in {folder_of(name) for name in missing_programs()} - {None}:
         os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{folder}"
 
 
 def found_gpus() -> Topology | None:
-    """This machine's GPUs; None where there are none, or none that answers."""
+    """Returns this machine's GPUs; None where there are none, or none that answers."""
     try:
         topology = discover()
     except DiscoveryError as error:
@@ -126,16 +126,16 @@ def found_gpus() -> Topology | None:
 
 
 def one_gmi(topology: Topology) -> Layout:
-    """A layout that carries the topology to the checks; each makes its own of it."""
+    """Returns a layout that carries the topology to the checks; each makes its own from it."""
     device = topology.devices[0]
     spec = GmiSpec(0, 0, ("trainer",), "direct", device.cores[:1], 1, device_uuid=device.uuid)
     return Layout("tcg_ex", topology, (spec,))
 
 
 def checked(name: str, layout: Path, deadline_s: float, rows: list[Row]) -> None:
-    """Adds the rows of one check, run in a process group of its own that is ended at the deadline.
+    """Adds the rows of one check, which runs in its own process group, killed at the deadline.
 
-    And when this process is: Ended is raised again when what was found so far is in `rows`.
+    It is also killed when this process gets SIGTERM: then Ended is raised once `rows` are complete.
     """
     if deadline_s <= 0:
         rows.append(row(name, "not run", None, False, why="the minutes for all checks are over"))
@@ -154,7 +154,7 @@ def checked(name: str, layout: Path, deadline_s: float, rows: list[Row]) -> None
         except Ended as error:
             outcome, interrupt = "was ended, as the probe was", error
         finally:
-            with contextlib.suppress(ProcessLookupError):  # it has gone, and all it started
+            with contextlib.suppress(ProcessLookupError):  # the process group has ended
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         output.seek(0)
@@ -171,7 +171,7 @@ def checked(name: str, layout: Path, deadline_s: float, rows: list[Row]) -> None
 
 
 def row(check: str, what: str, value: Any, ok: bool | None, **more: Any) -> Row:
-    """One line of the table; `ok` None where there is nothing to be right or wrong."""
+    """Returns a row; `ok` is None where there is nothing to be right or wrong."""
     workaround = ASSUMPTIONS[check].workaround
     return {
         "check": check,
@@ -184,7 +184,7 @@ def row(check: str, what: str, value: Any, ok: bool | None, **more: Any) -> Row:
 
 
 def show(device: Device, rows: Sequence[Row], took_s: Mapping[str, float]) -> None:
-    """The table, on standard error."""
+    """Prints the table on standard error."""
     table = Table(title=f"{device.name}, {device.sm_count} SMs: {sum(took_s.values()):.1f} s")
     for column in ("check", "what", "value", "", "expected, or why; the way round"):
         table.add_column(column, overflow="fold")
@@ -206,9 +206,9 @@ def written(
     took_s: Mapping[str, float],
     left: Sequence[str],
 ) -> Path:
-    """Keeps the rows with all that says where they come from; the path.
+    """Writes the rows with machine, versions, commit and date, and returns the path.
 
-    `took_s` by check; `left` are still to be asked. The file is replaced whole.
+    `took_s` is by check, `left` are the checks still to run. The file is replaced atomically.
     """
     machine = look()
     document = {

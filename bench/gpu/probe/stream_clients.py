@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-# Marks the SM each block runs on, and stays there long enough for all of them to be needed.
+# Marks the SM of each block, and stays there long enough for all SMs to be needed.
 WHERE: Final = """
 extern "C" __global__ void where(unsigned char* seen) {
     unsigned sm;
@@ -19,11 +19,11 @@ extern "C" __global__ void where(unsigned char* seen) {
 _MOST_SMS: Final = 1024
 _SPIN: Final = 20_000_000  # cycles: some 10 ms
 _BEFORE, _REPLAYS = 2, 3
-_CALL_S: Final = 10  # for a call of CUDA by another thread
+_CALL_S: Final = 10  # the longest wait for a CUDA call of another thread
 
 
 def green_contexts(*parts: int) -> tuple[int, list[Any]]:
-    """SMs in a group, and a green context for each part: 2 is half of the groups."""
+    """Returns the SMs of a group, and a green context for each part; 2 is half of the groups."""
     from gmi_drl.gmi import cuda_driver
     from gmi_drl.gmi.backends.green import Partition
     from gmi_drl.placement import Device
@@ -37,7 +37,7 @@ def green_contexts(*parts: int) -> tuple[int, list[Any]]:
 
 
 def two_streams(where: str) -> list[Any]:
-    """Streams for two threads: of two green contexts, or ("plain") two of torch's."""
+    """Returns streams for two threads: of two green contexts, or ("plain") two of torch's."""
     import torch
 
     torch.zeros(1, device="cuda")  # the primary context is there, and current in this thread
@@ -48,7 +48,7 @@ def two_streams(where: str) -> list[Any]:
 
 
 def loops(where: str) -> Any:
-    """Returns how many rounds a loop runs that the GPU ends after ten."""
+    """Returns how many rounds a captured loop runs that should end after ten."""
     import torch
     import warp as wp
 
@@ -61,7 +61,7 @@ def loops(where: str) -> Any:
 
 
 def captures(where: str) -> Any:
-    """Updates as a graph beside eager ones, while another thread calls CUDA; where they ran."""
+    """Compares updates in a graph with eager ones while another thread calls CUDA; notes SMs."""
     import torch
 
     from gmi_drl.roles.graphs import Pool
@@ -114,7 +114,7 @@ def captures(where: str) -> Any:
 
 
 def update_of(network: Any, inputs: Any) -> Any:
-    """An update of the network, as a graph can hold it."""
+    """Returns an update of the network that a graph can hold."""
     import torch
 
     rate = torch.tensor(1e-3, device=inputs.device)
@@ -129,7 +129,7 @@ def update_of(network: Any, inputs: Any) -> Any:
 
 
 class Disturbs:
-    """A thread that calls CUDA on a stream of its own, as a GMI that is another thread does."""
+    """Calls CUDA on a stream of its own in a thread, as another GMI of the process does."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._over, self._changed = stream, False, threading.Condition()
@@ -141,7 +141,7 @@ class Disturbs:
         self.again()
 
     def again(self) -> None:
-        """Returns when it has called CUDA once more, from beginning to end, or cannot."""
+        """Returns when the thread has made one more full CUDA call, or cannot."""
         with self._changed:
             target = self.calls + 2  # the next one may be under way
             self._changed.wait_for(
@@ -172,7 +172,7 @@ class Disturbs:
 
 
 def events() -> Any:
-    """Says what is wrong with torch's events on green streams: "" is as it should be."""
+    """Returns what is wrong with torch's events on green streams, by question; "" is right."""
     import torch
 
     first, second = two_streams("green")
@@ -183,7 +183,7 @@ def events() -> Any:
     value = iter(range(1, 10))
 
     def crosses(event: Any, waiter: Any) -> str:
-        """Records behind work of `first`; what `waiter` reads behind the event."""
+        """Records after work of `first`; checks what `waiter` reads after the event."""
         written = next(value)
         with torch.cuda.stream(first):
             sleep(_SPIN)
@@ -197,7 +197,7 @@ def events() -> Any:
 
     def new_event(**options: bool) -> Any:
         event: Any = torch.cuda.Event(**options)  # type: ignore[no-untyped-call]
-        event.record(plain)  # torch makes it now
+        event.record(plain)  # torch creates it at its first record
         return event
 
     def shared() -> str:
@@ -232,12 +232,12 @@ def _words(question: Callable[[], str]) -> str:
 
 
 def in_words(error: Exception) -> str:
-    """Its first line: behind it torch has advice."""
+    """Returns the error's type and first line; the rest is advice of torch."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def green() -> Any:
-    """Returns what runs in three green contexts of one split, and on which SMs."""
+    """Returns whether work runs in three green contexts of one split, and on which SMs."""
     import torch
 
     from gmi_drl.gmi.backends.green import green_context_of
@@ -263,14 +263,14 @@ def green() -> Any:
 
 
 def _where() -> Any:
-    """The kernel, compiled by the NVRTC that comes with torch."""
+    """Returns the kernel, compiled by the NVRTC that comes with torch."""
     import torch
 
     return torch.cuda._compile_kernel(WHERE, "where")
 
 
 def _sms(kernel: Any) -> list[int]:
-    """The SMs that the current stream's kernels run on."""
+    """Returns the SMs that the current stream's kernels run on."""
     import torch
 
     marks = torch.zeros(_MOST_SMS, dtype=torch.uint8, device="cuda")
