@@ -29,17 +29,17 @@ def sync_iteration_s(
     repeats = max(1, min(16, _NUMBERS // (ranks * (steps + 1))))
     total_s = 0.0
     for _ in range(repeats):
-        rollouts_s = rollout_s * speeds * _around_one(rng, jitter, ranks)
+        rollouts_s = rollout_s * speeds * _lognormal(rng, jitter, ranks)
         if not steps:
             total_s += float(rollouts_s.max())
             continue
         for step in range(steps):
-            steps_s = step_s * speeds * _around_one(rng, jitter, ranks)
+            steps_s = step_s * speeds * _lognormal(rng, jitter, ranks)
             total_s += float((rollouts_s + steps_s if step == 0 else steps_s).max())
     return total_s / repeats
 
 
-def _around_one(rng: np.random.Generator, deviation: float, count: int) -> np.ndarray:
+def _lognormal(rng: np.random.Generator, deviation: float, count: int) -> np.ndarray:
     """Draws lognormal numbers of mean 1."""
     sigma = math.sqrt(math.log1p(deviation**2))
     return np.exp(sigma * rng.standard_normal(count) - sigma * sigma / 2)
@@ -91,7 +91,7 @@ def simulate_async(
         heapq.heappush(events, (time_s, order, kind, sender, payload))
 
     def collect(agent: int) -> None:
-        noise = float(_around_one(rng, jitter, 1)[0])
+        noise = float(_lognormal(rng, jitter, 1)[0])
         push(now + rollout_s * float(speeds[agent]) * noise, "collected", agent, version)
 
     def send(agent: int, segment_version: int) -> bool:
@@ -121,7 +121,7 @@ def simulate_async(
         if busy or any(len(queue) < batch for queue in queues):
             continue
         busy = True
-        noises = trainer_speeds * _around_one(rng, jitter, trainers * groups)
+        noises = trainer_speeds * _lognormal(rng, jitter, trainers * groups)
         push(now + update_s * float(noises.max()), "updated", 0)
         for learner, queue in enumerate(queues):
             is_slowest = learner < trainers * len(slowest)

@@ -100,7 +100,7 @@ def _draw_values(
         colour, alpha, zorder = _COLOURS[line["bracket"] % len(_COLOURS)], 0.6, 2
         if run == best:
             colour, alpha, zorder = _BEST, 1.0, 3
-        place, size = _placed(line["values"][key], span), 10 + 60 * line["steps"] / longest
+        place, size = _axis_value(line["values"][key], span), 10 + 60 * line["steps"] / longest
         axis.scatter(
             [place], [line["return_mean"]], s=size, color=colour, alpha=alpha, zorder=zorder
         )
@@ -119,13 +119,13 @@ def _draw_lineage(
         start = start_of(line)
         parent = ended[start] if start in ended and start is not None else None
         begin = 0 if parent is None else parent["reached"]
-        value = _placed(line["values"][key], span)
+        value = _axis_value(line["values"][key], span)
         colour, width = (_BEST, 2.2) if run in ancestry else (_GREY, 1.0)
         zorder = 3 if run in ancestry else 2
         pen = {"linewidth": width, "zorder": zorder}
         axis.plot([begin, line["reached"]], [value] * 2, color=colour, **pen)
         if parent is not None:
-            old = _placed(parent["values"][key], span)
+            old = _axis_value(parent["values"][key], span)
             copied = start is not None and start[0] != run[0]
             if copied or old != value:
                 colour, dots = (_BEST if run in ancestry else _COPY), (":" if copied else "-")
@@ -135,7 +135,7 @@ def _draw_lineage(
     axis.grid(alpha=0.3)
 
 
-def _placed(value: Any, span: RangeConfig) -> float:
+def _axis_value(value: Any, span: RangeConfig) -> float:
     """Returns a value as a number on an axis: of a choice its place in the list."""
     if span.choice is None:
         return float(value)

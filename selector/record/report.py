@@ -82,10 +82,10 @@ def why(record: TuneRecord) -> str:
     per += f" with num_env {winner.candidate.num_env:,}"
     verb = "serve" if record.header.get("mode") == "serving" else "train"
     verb += "" if row.gmi_per_gpu > 1 or devices > 1 else "s"
-    parts = [f"{per} {verb} {winner.measured.steps_per_s:,.0f} steps/s{_against(results, winner)}"]
+    parts = [f"{per} {verb} {winner.measured.steps_per_s:,.0f} steps/s{_versus(results, winner)}"]
     if record.chosen and (scores_of(record) or winner is not results.fastest):
         parts.append(record.chosen.why)
-    parts.append(_beyond(results, winner))
+    parts.append(_limit_text(results, winner))
     if record.header.get("mode") != "serving":
         parts.append(_update(results, winner, record))
     text = "; ".join(part for part in parts if part)
@@ -172,7 +172,7 @@ def _spread(m: Measured) -> str:
     return f"{m.steps_per_s:,.0f} steps/s ± {100 * m.error:.1f} % ({m.seconds:.1f} s)"
 
 
-def _against(results: TuneResults, winner: CandidateResult) -> str:
+def _versus(results: TuneResults, winner: CandidateResult) -> str:
     parts = []
     for name, other in compared(results):
         if other is winner:
@@ -199,7 +199,7 @@ def _against(results: TuneResults, winner: CandidateResult) -> str:
     return text
 
 
-def _beyond(results: TuneResults, winner: CandidateResult) -> str:
+def _limit_text(results: TuneResults, winner: CandidateResult) -> str:
     """Says why there are not more environments in each GMI."""
     num_env = winner.candidate.num_env
     results_of_row = results.rows[winner.candidate.row]
@@ -294,7 +294,7 @@ def show(console: Console, record: TuneRecord) -> None:
     table = partial(print_table, console, style_of=lambda cell: _STYLES.get(cell[-1:], ""))
     console.out(headline(record), highlight=False, style="bold" if is_sure(record) else "")
     for text in (why(record), sureness(record)):
-        _wrapped(console, text)
+        _print_wrapped(console, text)
     console.out("")
     columns, most = list(results.rows), max(1, (console.width - 10) // _CELL)
     for first in range(0, len(columns), most):
@@ -305,7 +305,7 @@ def show(console: Console, record: TuneRecord) -> None:
     rows: Sequence[tuple[str, ...]]
     if results.winner is not None:
         named = compared(results)
-        rows = _closer(named, record)
+        rows = _detail_rows(named, record)
         table("A closer look", ("", *(name for name, _ in named)), rows, numbers=True)
         console.out("")
     if rows := races(record, results):
@@ -323,7 +323,7 @@ def show(console: Console, record: TuneRecord) -> None:
         table("Left out", ("GMIs", "num_env", "why"), rows)
         console.out("")
     for line in notes(record):
-        _wrapped(console, line)
+        _print_wrapped(console, line)
     console.out(f"Record: {record.path}", highlight=False)  # whole, to be copied
 
 
@@ -368,7 +368,7 @@ def _throughput(results: TuneResults, rows: Sequence[DeviceSplit]) -> list[tuple
     return [(f"{n:,}", *(cells.get((n, row), "") for row in rows)) for n in ladder]
 
 
-def _closer(
+def _detail_rows(
     named: Sequence[tuple[str, CandidateResult]], record: TuneRecord
 ) -> list[tuple[str, ...]]:
     """Returns all that is known of a few, side by side; times are relative to the last one's."""
@@ -428,6 +428,6 @@ def left_out(results: TuneResults) -> Iterator[tuple[str, str, str]]:
         yield label, span, group[-1].why
 
 
-def _wrapped(console: Console, text: str) -> None:
+def _print_wrapped(console: Console, text: str) -> None:
     for line in textwrap.wrap(text, min(console.width, 110), break_on_hyphens=False):
         console.out(line, highlight=False)

@@ -100,7 +100,7 @@ def open_folder(
                     f"{_CHOOSING.total_seconds():g} s or more. Wait for it, or end it."
                 )
             path, note = (None, "") if again else _newest(base, header)
-            folder = SearchFolder(_new(base) if path is None else path.resolve())
+            folder = SearchFolder(_new_folder(base) if path is None else path.resolve())
             lock = stack.enter_context(locked(folder.path / "lock", timedelta(0), name))
             if lock.holder:
                 raise SearchError(
@@ -112,7 +112,7 @@ def open_folder(
         if journal is None:
             raise SearchError(f"{folder.path / RECORD} was taken away. Give the command again.")
         if journal.damage:
-            raise _lossy(journal.damage)
+            raise _data_loss(journal.damage)
         cut(journal)
         yield folder, journal, note
 
@@ -151,7 +151,7 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]
         yield from (name for name in sorted({*old, *new}) if old.get(name) != new.get(name))
 
 
-def _new(base: Path) -> Path:
+def _new_folder(base: Path) -> Path:
     """Returns a new folder, called by the time."""
     try:
         return new_folder(base).resolve()
@@ -181,11 +181,11 @@ def replay(journal: Journal, algorithm: TrialAlgorithm) -> dict[RunKey, TrialRun
             else:
                 algorithm.tell(pending.pop(key), score_of(line))
         except (KeyError, TypeError, ValueError) as error:
-            raise _lossy(damaged(journal.path, number, error)) from error
+            raise _data_loss(damaged(journal.path, number, error)) from error
     return pending
 
 
-def _lossy(damage: str) -> SearchError:
+def _data_loss(damage: str) -> SearchError:
     return SearchError(
         f"{damage}. What has ended after it would be lost. Put the file back from a copy, or begin "
         "anew with --again."

@@ -282,7 +282,7 @@ def _splits_of(
             if overcommit == 1.0:
                 yield DeviceSplit(count, backend, _OVERCOMMIT)
             shape = replace(shape_of(config, topology), gmi_per_gpu=count)
-            for percents in _unequal(config.template.planned(shape)[0]):
+            for percents in _unequal_percents(config.template.planned(shape)[0]):
                 yield DeviceSplit(count, backend, 1.0, percents)
 
 
@@ -333,7 +333,7 @@ def _backends(
     return [default, *(name for name in usable if name != default)]
 
 
-def _unequal(device: Sequence[Roles]) -> Iterator[tuple[int, ...]]:
+def _unequal_percents(device: Sequence[Roles]) -> Iterator[tuple[int, ...]]:
     """Yields shares of SMs where roles differ (GMI-DRL, Table 3): two thirds for one of both."""
     kinds = list(dict.fromkeys(device))
     if len(kinds) == 2:

@@ -362,7 +362,7 @@ class Observations:
                 f"alike: up to {self.steps_per_s(best):,.0f} {self.unit}, within {SAME:.0%} and "
                 "the noise"
             )
-        faster = "".join(f"; {text}" for text in self._passed_over(best))
+        faster = "".join(f"; {text}" for text in self._faster_texts(best))
         return Chosen(winner, runner_up, tuple(skipped), complete, f"{why}{faster}")
 
     def _stops(self, candidate: Candidate) -> bool:
@@ -373,7 +373,7 @@ class Observations:
     def _rank(self, candidate: Candidate) -> tuple[float, int]:
         return self.steps_per_s(candidate), -candidate.samples
 
-    def _passed_over(self, best: Candidate) -> list[str]:
+    def _faster_texts(self, best: Candidate) -> list[str]:
         """Says who was faster than the best of the usable, and why it is none of these."""
         faster = [c for c in self._answers if self._rank(c) > self._rank(best)]
         return [

@@ -113,7 +113,7 @@ class Guard:
 
     def _login(self, scope: Scope) -> Response:
         query = scope["query_string"].decode("latin-1")
-        if scope["method"] != "GET" or not _same(query, f"token={self._access.token}"):
+        if scope["method"] != "GET" or not _equal(query, f"token={self._access.token}"):
             return _reply(
                 401, "This link is not of this start. Open the one that was printed last."
             )
@@ -131,8 +131,8 @@ class Guard:
     def _is_logged_in(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return _same(token, self._access.token)
-        return any(_same(cookie, self._access.session) for cookie in self._cookies(headers))
+            return _equal(token, self._access.token)
+        return any(_equal(cookie, self._access.session) for cookie in self._cookies(headers))
 
     def _cookies(self, headers: Headers) -> Iterable[str]:
         for line in headers.getlist("cookie"):
@@ -145,7 +145,7 @@ class Guard:
                 yield cookies[self._access.cookie].value
 
 
-def _same(given: str, secret: str) -> bool:
+def _equal(given: str, secret: str) -> bool:
     """Compares in a time that does not depend on how many characters are right."""
     return hmac.compare_digest(given[:_MOST_HEADER].encode(), secret.encode())
 

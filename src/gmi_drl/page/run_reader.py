@@ -182,7 +182,7 @@ class RunReader:
         mean = summary.return_mean
         if mean is not None and not math.isfinite(mean):
             yield _alarm("error", f"the return is {mean}: the policy has diverged")
-        for gmi_id, held, share in self._full():
+        for gmi_id, held, share in self._nearly_full():
             text = f"GMI {gmi_id} has held {bytes_text(held)} of {bytes_text(share)} of memory"
             yield _alarm("warning", text)
         if self.metrics.damaged:
@@ -204,7 +204,7 @@ class RunReader:
             return ""
         return f"no iteration has ended for {duration(now_s - since_s)}"
 
-    def _full(self) -> Iterator[tuple[int, int, int]]:
+    def _nearly_full(self) -> Iterator[tuple[int, int, int]]:
         for gmi in self.gmis():
             held, share = gmi["held_bytes"], gmi["share_bytes"]
             if held is not None and share and held >= _FULL * share:

@@ -62,14 +62,14 @@ def compare_templates(config: Config, layout: Layout) -> list[TemplateRow]:
             template.name,
             template.name == layout.template,
             throughputs[template.name] / best if template.name in throughputs else None,
-            _why(template),
+            _cost_text(template),
             "" if template.name == layout.template else _why_not(config, layout, template.name),
         )
         for template in templates
     ]
 
 
-def _why(template: Template) -> str:
+def _cost_text(template: Template) -> str:
     cost = template.cost
     if cost is None:
         return "in no table of the paper"

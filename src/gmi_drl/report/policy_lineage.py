@@ -139,7 +139,7 @@ class PolicyReader:
         first = max(begins, default=0)
         self._branches = {row.number: row for row in rows if row.number >= first}
         self._parents: dict[int, Version | None] = {}
-        self._last = Version(rows[-1].number, self._head(rows[-1].number))
+        self._last = Version(rows[-1].number, self._newest_version(rows[-1].number))
 
     def find(self, text: str) -> Version:
         """Finds the version that `policy@N` names; GcsError says why there is none."""
@@ -189,7 +189,7 @@ class PolicyReader:
             pieces.append((version.branch, max(first_version, after), version.number))
             version = self._parent(version.branch)
         for branch, first, last in reversed(pieces):
-            yield from map(self._policy, self._between(branch, first, last))
+            yield from map(self._policy, self._rows_between(branch, first, last))
 
     def contributions(self, gmi_id: int, after: int = 0) -> list[Contribution]:
         """Sums up, by process, what a GMI has given to the versions after one."""
@@ -258,12 +258,12 @@ class PolicyReader:
     def _row(self, version: Version) -> PolicyRow | None:
         return find(self._store, PolicyRow, policy_id(*version))
 
-    def _between(self, branch: int, first: int, last: int) -> Iterator[PolicyRow]:
+    def _rows_between(self, branch: int, first: int, last: int) -> Iterator[PolicyRow]:
         """Yields the rows of a branch after version `first` up to `last`."""
         low, high = policy_id(branch, first).hex(), policy_id(branch, last).hex()
         return scan(self._store, PolicyRow, f"id > x'{low}' AND id <= x'{high}'")
 
-    def _head(self, branch: int) -> int:
+    def _newest_version(self, branch: int) -> int:
         (last,) = self._store.execute(
             "SELECT max(version) FROM policies WHERE id > ? AND id < ?",
             (policy_id(branch, 0), policy_id(branch + 1, 0)),

@@ -29,10 +29,10 @@ _PARTS: Final = {"async_gradients": "gradient", "parameter_server": "gradient"}
 
 def tree_of(policies: PolicyReader, version: Version, depth: int) -> Node:
     """Returns a version with what it was computed from, so many steps back."""
-    return expand(_node(policies, version), lambda node: _below(policies, node.of), depth)
+    return expand(_node(policies, version), lambda node: _sources(policies, node.of), depth)
 
 
-def _recorded(policies: PolicyReader, version: Version) -> PolicyRecord | None:
+def _policy_or_none(policies: PolicyReader, version: Version) -> PolicyRecord | None:
     """Returns what a version was computed from, where that is recorded."""
     with suppress(KeyError):
         return policies.policy(version)
@@ -42,18 +42,18 @@ def _recorded(policies: PolicyReader, version: Version) -> PolicyRecord | None:
 def _node(policies: PolicyReader, version: Version | None, edge: Edge = "") -> Node:
     if version is None:
         return Node("initial", "initial weights,", "by run.seed", edge)
-    policy = _recorded(policies, version) if version.number else None
+    policy = _policy_or_none(policies, version) if version.number else None
     text = "not recorded, or flushed" if version.number else "the initial weights, by run.seed"
     if policy is not None:
         text = _describe(policy, is_brief=bool(edge))
     return Node(f"{version.branch}:{version.number}", str(version), text, edge, of=version)
 
 
-def _below(policies: PolicyReader, of: Any) -> list[Node]:
+def _sources(policies: PolicyReader, of: Any) -> list[Node]:
     """Lists what is right below a node: of a version, its previous one and its experience."""
     if isinstance(of, UsedExperience):
         return [_node(policies, of.sampled_with, "input")]
-    if not isinstance(of, Version) or (policy := _recorded(policies, of)) is None:
+    if not isinstance(of, Version) or (policy := _policy_or_none(policies, of)) is None:
         return []
     key, nodes = f"{of.branch}:{of.number}", []
     if policy.previous is not None:

@@ -168,7 +168,7 @@ def print_result(console: Console, result: RunResult) -> None:
             ["training time", f"{result.seconds:.1f} s"],
             ["steps/s", f"{result.steps_per_s:,.0f}"],
             ["return while training", "-" if mean is None else f"{mean:.1f}"],
-            ["return of the trained policy", _evaluated(result)],
+            ["return of the trained policy", _evaluation_text(result)],
             *([["segments", str(result.experience)]] if result.experience else []),
         ]
         if any(result.mem_peak_bytes):  # else of another launch, or of roles that were never run
@@ -186,7 +186,7 @@ def print_result(console: Console, result: RunResult) -> None:
         console.out(f"to go on: {command}", highlight=False)
 
 
-def _evaluated(result: RunResult) -> str:
+def _evaluation_text(result: RunResult) -> str:
     if result.eval_return is None:
         return "-"
     text = f"{result.eval_return:.1f}"

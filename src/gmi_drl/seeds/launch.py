@@ -257,10 +257,10 @@ class _Seeds:
             output.close()
         del self._running[launch.seed]
         self._free.append(launch.share)
-        run = self.runs[launch.seed] = self._ended(launch)
+        run = self.runs[launch.seed] = self._seed_run(launch)
         self._screen.note(_describe(run), "red" if run.state == "failed" else "")
 
-    def _ended(self, launch: _Launch) -> SeedRun:
+    def _seed_run(self, launch: _Launch) -> SeedRun:
         code, outcome = launch.process.returncode, None
         with launch.outcome as file, contextlib.suppress(EOFError, pickle.UnpicklingError):
             outcome = pickle.load(file)

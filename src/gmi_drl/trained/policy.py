@@ -415,7 +415,7 @@ def load_all(
         )
     steps = int(saved.manifest.get("steps", 0))
     origin = Origin(folder, saved.folder, config, folder.layout(), steps)
-    device = _usable(device)
+    device = _usable_device(device)
     with importable(origin.import_path):
         gmi_id = _learners(origin.layout)[0]
         role = _role_of(origin, gmi_id, device)
@@ -427,7 +427,7 @@ def load_all(
     return TrainedPolicy(role, origin, structure, action_space, groups)
 
 
-def _usable(device: str | torch.device) -> torch.device:
+def _usable_device(device: str | torch.device) -> torch.device:
     """Returns a device that is here; PolicyNotLoaded otherwise."""
     rule = "no device of torch's"
     with suppress(RuntimeError):
