@@ -55,18 +55,18 @@ class DeviceMemory:
     ) -> None:
         self._spec, self._device, self._warn = layout.gmi(gmi_id), device, warn
         self.share = memory_share(layout, gmi_id)
-        self._fellows = layout.mpl[self._spec.gpu_id]  # the GMIs of its device
+        self._sharers = layout.mpl[self._spec.gpu_id]  # the GMIs of its device
         self._bound: int | None = None  # of its process; None: not bounded here
         backend = backend_of(self._spec.backend)
         threads = backend.gmis_are_threads
         # Alone on its device it needs no bound.
-        is_shared = len(self._fellows) > 1 or layout.topology.devices[self._spec.gpu_id].share < 1
+        is_shared = len(self._sharers) > 1 or layout.topology.devices[self._spec.gpu_id].share < 1
         if self.share is not None and backend.torch_limits_memory and is_shared:
-            gmis = self._fellows if threads else (gmi_id,)
+            gmis = self._sharers if threads else (gmi_id,)
             shares = [memory_share(layout, gmi) for gmi in gmis]
             self._bound = sum(share.nbytes for share in shares if share is not None)
         # The key of the warning: threads of a process share one, as they see the same bytes.
-        self._who = (os.getpid(), self._spec.device_uuid, None if threads else gmi_id)
+        self._warning_key = (os.getpid(), self._spec.device_uuid, None if threads else gmi_id)
 
     def bound(self) -> None:
         """Sets the limit of torch's allocator, before anything is on the device."""
@@ -83,8 +83,8 @@ class DeviceMemory:
         """Returns the peak bytes of this process, as its libraries count them."""
         peaks = self._peaks()
         peak = sum(peaks.values())
-        if self._bound is not None and peak > self._bound and self._who not in _WARNED:
-            _WARNED.add(self._who)
+        if self._bound is not None and peak > self._bound and self._warning_key not in _WARNED:
+            _WARNED.add(self._warning_key)
             self._warn(
                 f"{self._name()}: its process has held {_gib(peak)} of the GPU's memory"
                 f"{_parts(peaks)}; {_gib(self._bound)} is its share, and not all of these keep to "
@@ -138,7 +138,7 @@ class DeviceMemory:
         return f"gmi {spec.gmi_id} (GPU {spec.gpu_id}, backend {spec.backend})"
 
     def _remedy(self) -> str:
-        fewer = ", or layout.gmi_per_gpu" if len(self._fellows) > 1 else ""
+        fewer = ", or layout.gmi_per_gpu" if len(self._sharers) > 1 else ""
         return f"Lower env.num_env{fewer}."
 
     def _peaks(self) -> dict[str, int]:

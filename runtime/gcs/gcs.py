@@ -50,14 +50,14 @@ class Gcs:
         self._pending: dict[type[Any], _Rows] = {}
         self._writing: dict[type[Any], _Rows] = {}
         self._waiting = 0  # rows in _pending and _writing
-        self._most: dict[type[Row], int] = {}  # rows that the file keeps, by class
+        self._max_rows: dict[type[Row], int] = {}  # rows that the file keeps, by class
         self._num_events = 0
         self._taken = 0  # rows that have left _arrived
         self._written = 0  # how many of these are in the file
         self._state = threading.Condition()  # guards all of the above except _arrived
         self._file = threading.Lock()  # held while the file is written or changed for another
         self._wake = threading.Event()
-        self._hurry = threading.Event()
+        self._write_now = threading.Event()
         self._closing = False
         self._owner_pid = os.getpid()
         self._reader: sqlite3.Connection | None = None
@@ -100,13 +100,13 @@ class Gcs:
         if number == 1:
             self._wake.set()
         elif number == _BATCH_ROWS:
-            self._hurry.set()
+            self._write_now.set()
         if self.chains is not None:
             self.chains.put(row)
 
     def bound(self, row_class: type[Row], most: int) -> None:
         """Has the file keep `most` rows of a class, those with the greatest ids, or a few more."""
-        self._most[row_class] = most
+        self._max_rows[row_class] = most
 
     def get(self, row_class: type[AnyRow], id: bytes) -> AnyRow | None:
         """Returns the row of that id as it was last put; GcsError if the file cannot be read."""
@@ -131,7 +131,7 @@ class Gcs:
             self._sort_arrived()
             target = self._taken
             self._wake.set()
-            self._hurry.set()
+            self._write_now.set()
             while self._written < target:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0 or not self._thread.is_alive():
@@ -201,7 +201,7 @@ class Gcs:
             return
         self._closing = True
         self._wake.set()
-        self._hurry.set()
+        self._write_now.set()
         self._thread.join(timeout_s)
         if self.chains is not None:
             self.chains.close()
@@ -225,8 +225,8 @@ class Gcs:
         while True:
             self._wake.wait()
             self._wake.clear()
-            self._hurry.wait(_RETRY_S if self._failure else _INTERVAL_S)
-            self._hurry.clear()
+            self._write_now.wait(_RETRY_S if self._failure else _INTERVAL_S)
+            self._write_now.clear()
             self._write_batch()
             has_rows = bool(self._arrived or self._pending)
             if self._closing and (self._failure or not has_rows):
@@ -234,7 +234,7 @@ class Gcs:
             if has_rows:
                 self._wake.set()
             if self._closing:
-                self._hurry.set()
+                self._write_now.set()
 
     def _write_batch(self) -> None:
         with self._file:
@@ -245,8 +245,8 @@ class Gcs:
                 if self._failure:
                     self._reopen()
                 self._database.write({key: rows.values() for key, rows in self._writing.items()})
-                for row_class in self._most.keys() & self._writing.keys():
-                    self._database.trim(row_class, self._most[row_class])
+                for row_class in self._max_rows.keys() & self._writing.keys():
+                    self._database.trim(row_class, self._max_rows[row_class])
             except Exception as error:  # of any kind, as submitters must not wait for ever
                 with self._state:
                     self._put_back()

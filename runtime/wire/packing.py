@@ -393,12 +393,12 @@ def _cloudpickle() -> Any:
     class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
         def __init__(self, file: io.BytesIO, out_of_band: OutOfBand) -> None:
             super().__init__(file, protocol=5, buffer_callback=out_of_band.take)
-            self._beside = out_of_band
+            self._out_of_band = out_of_band
 
         def reducer_override(self, obj: Any) -> Any:
             torch = sys.modules.get("torch")
             if torch is not None and type(obj) is torch.Tensor:
-                reduced = self._beside.reduce_tensor(obj)
+                reduced = self._out_of_band.reduce_tensor(obj)
                 if reduced is not NotImplemented:
                     return reduced
             return super().reducer_override(obj)

@@ -229,7 +229,7 @@ class MpsSlices(Slices):
         joined = os.environ.get(_LEASE_VARIABLE)
         self._daemons = JoinedDaemons(Path(joined)) if joined else Daemons()
         self._partitions: dict[int, str] = {}  # by gmi_id
-        self._mute: set[str] = set()  # daemons that did not answer in time
+        self._late: set[str] = set()  # daemons that did not answer in time
         try:
             for uuid, specs in by_gpu.items():
                 chunks = partition(specs, topology.devices[specs[0].gpu_id], topology.cuda)
@@ -261,12 +261,12 @@ class MpsSlices(Slices):
     def _fence(self, uuid: str, pids: Sequence[int]) -> None:
         daemon = self._daemons.of(uuid)
         try:
-            if uuid in self._mute:  # it has been late before, so the next wait is short
+            if uuid in self._late:  # it has been late before, so the next wait is short
                 daemon.servers(_AGAIN)
-                self._mute.discard(uuid)
+                self._late.discard(uuid)
             daemon.terminate(pids, _FENCE)
         except MpsError:
-            self._mute.add(uuid)
+            self._late.add(uuid)
 
     def release(self) -> None:
         """Stops the run's own daemons within 20 s; one that cannot be ended stays noted."""

@@ -49,15 +49,15 @@ class Keeper:
         self._sys_path = sys_path
         self._actors: dict[str, ActorLedger] = {}  # those that lived at the last check
         self._dead: dict[str, ActorLedger] = {}  # in the order of their deaths
-        self._look: asyncio.Task[None] | None = None
-        self._look_at = _FEW  # dead actors are looked for beyond this number
+        self._sweep: asyncio.Task[None] | None = None
+        self._limit = _FEW  # dead actors are looked for beyond this number
 
     def _ledger(self, actor: str) -> ActorLedger:
         """Returns the ledger of an actor, made if there is none."""
         if actor not in self._actors and actor not in self._dead:
             self._actors[actor] = ActorLedger()
-            if len(self._actors) > self._look_at and (self._look is None or self._look.done()):
-                self._look = asyncio.create_task(self._drop_dead())
+            if len(self._actors) > self._limit and (self._sweep is None or self._sweep.done()):
+                self._sweep = asyncio.create_task(self._drop_dead())
         return self._recorded(actor)
 
     def _recorded(self, actor: str) -> ActorLedger:
@@ -78,7 +78,7 @@ class Keeper:
         fetched = [actor for actor, ledger in self._dead.items() if not ledger.records]
         for actor in fetched[:-ENDS_KEPT]:
             del self._dead[actor]
-        self._look_at = 2 * len(self._actors) + _FEW
+        self._limit = 2 * len(self._actors) + _FEW
 
     async def sys_path(self) -> list[str]:
         """Returns the driver's sys.path, as its functions may be of modules there."""
