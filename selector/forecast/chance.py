@@ -47,7 +47,7 @@ def _lognormal(rng: np.random.Generator, deviation: float, count: int) -> np.nda
 
 @dataclass(frozen=True)
 class AsyncResult:
-    """What asynchronous training came to."""
+    """Holds the speed and the lags of asynchronous training."""
 
     segments_per_s: float  # that were trained on, of all agents
     lags: np.ndarray  # updates between the policy that collected a segment and the one it trained

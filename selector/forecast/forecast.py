@@ -30,7 +30,7 @@ _WITHIN: Final[tuple[Term, ...]] = ("simulate", "infer", "update", "experience",
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is projected for so many hosts."""
+    """Holds what is projected for a number of hosts."""
 
     hosts: int
     gpus: int
@@ -75,7 +75,7 @@ def ladder(most: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Tries:
-    """One number of hosts, a row for each try."""
+    """Holds the tries for a number of hosts, a row for each."""
 
     hosts: int
     steps_per_s: np.ndarray

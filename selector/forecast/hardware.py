@@ -72,7 +72,7 @@ _DEVICE_KEYS: Final = ("name", "count", "sm_count", "mem_gib", "capability")
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of a hardware file."""
+    """Holds one number of a hardware file."""
 
     value: float
     basis: Basis
@@ -89,7 +89,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class TaskCosts:
-    """What one environment costs on the device."""
+    """Holds what one environment costs on the device."""
 
     adapter: str
     observation: int
@@ -99,7 +99,7 @@ class TaskCosts:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Hosts that are alike, each with `count` GPUs that are alike."""
+    """Describes hosts that are alike, each with `count` GPUs that are alike."""
 
     name: str
     device: str

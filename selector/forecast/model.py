@@ -45,7 +45,7 @@ class LinearCost:
 
 @dataclass(frozen=True)
 class Work:
-    """What an iteration of a config is, on each host: the numbers that cost time."""
+    """Holds the numbers of an iteration on each host that decide how long it takes."""
 
     mode: str
     env_id: str
@@ -145,7 +145,7 @@ _OPTIMIZERS: Final = ("all_reduce", "local", "async_samples")
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds of an iteration's parts on one host of some, before anything is random."""
+    """Holds the seconds of an iteration's parts on one host, before anything is random."""
 
     simulate_s: float
     infer_s: float

@@ -19,7 +19,7 @@ from .model import phases_of, work_of
 
 @dataclass(frozen=True)
 class ProjectedCandidate:
-    """What the model says of a candidate, with every figure at its value."""
+    """Holds what the model says of a candidate, with every figure at its value."""
 
     candidate: Candidate
     steps_per_s: float  # of all hosts

@@ -73,7 +73,7 @@ def titled(axis: Any, text: str) -> None:
 
 
 def ladder(axis: Any, results: TuneResults, most: int = 10) -> None:
-    """num_env by powers of two, `most` of them; the same range in every panel."""
+    """Sets the axis of num_env: `most` powers of two at most, the same range in every panel."""
     from matplotlib.ticker import NullLocator
 
     sizes = [f.candidate.num_env for f in results.all]

@@ -60,7 +60,7 @@ def answer_key(config: Config, topology: Topology, beside: Path) -> str:
 
 
 def digest_of(facts: Mapping[str, Any]) -> str:
-    """Returns a name for facts: of equal ones the same."""
+    """Returns a digest of facts, which is the same for equal ones."""
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

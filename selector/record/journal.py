@@ -72,7 +72,7 @@ def parse_journal(path: Path, content: bytes) -> Journal:
 
 
 def damaged(path: Path, number: int, error: Exception) -> str:
-    """Says that a line does not say what a journal's says."""
+    """Says that a line of a journal is damaged."""
     return f"{path} is damaged in line {number} ({type(error).__name__}: {error})"
 
 

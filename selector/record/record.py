@@ -190,7 +190,7 @@ def records() -> Iterator[TuneRecord]:
 
 
 def expire(path: Path, steps_per_s: float, text: str) -> str:
-    """Notes that a real run did other than promised, so that the record is stale; why it cannot."""
+    """Marks a record as stale, as a real run did other than promised; returns why it cannot."""
     line = {"kind": "drift", "at": time.time(), "steps_per_s": steps_per_s, "text": text}
     try:
         append(path, line)

@@ -350,7 +350,7 @@ def notes(record: TuneRecord) -> Iterator[str]:
 
 
 def _throughput(results: TuneResults, rows: Sequence[DeviceSplit]) -> list[tuple[str, ...]]:
-    """steps/s: a line for each num_env, a column for each row of the space."""
+    """Returns steps/s: a line for each num_env, a column for each row of the space."""
     cells: dict[tuple[int, DeviceSplit], str] = {}
     for skipped in results.chosen.skipped if results.chosen else ():
         cells[skipped.candidate.num_env, skipped.candidate.row] = _LEFT_OUT

@@ -24,7 +24,7 @@ FLAT: Final = 0.05  # throughput that differs by less is called the same
 
 @dataclass(frozen=True)
 class CandidateResult:
-    """A candidate that ran, and what all its measurements together say."""
+    """Holds a candidate that ran, and all its measurements as one."""
 
     candidate: Candidate
     measured: Measured

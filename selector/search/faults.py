@@ -218,7 +218,7 @@ def _valid(config: Config, key: str, value: Any) -> Any:
 
 
 def _unchecked(config: Config, keys: Iterable[str], values: Iterable[Any]) -> Config:
-    """`config` with values that are valid each by itself: a hundred times as fast as `applied`."""
+    """Returns `config` with values, unchecked: a hundred times as fast as `applied`."""
     changes: dict[str, dict[str, Any]] = {}
     for key, value in zip(keys, values, strict=True):
         section, _, name = key.partition(".")

@@ -29,7 +29,7 @@ class Ranges:
     def explored(
         self, values: Values, place: tuple[int, int], perturb: float, resample: float
     ) -> dict[str, Any]:
-        """`values`, each drawn anew with probability `resample`, or else moved up or down a little.
+        """Returns `values`, each drawn anew with probability `resample`, else moved a little.
 
         Jaderberg et al. (2017), section 3, move all by a factor. A discount of 0.99 times 1.2 is
         none, so only a number of a `log_uniform` moves by 1 - `perturb` or 1 + `perturb`, others by
@@ -86,7 +86,7 @@ def _within(value: float, bounds: tuple[float, float]) -> float:
 
 
 def applied(config: Config, values: Values, **run: Any) -> Config:
-    """`config` without section `search`, with these values and `run`; may raise ValidationError."""
+    """Returns `config` without its search, with values; ValidationError if they do not fit."""
     data = config.model_dump(mode="json")
     del data["search"]
     data["run"] |= run

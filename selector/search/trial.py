@@ -45,7 +45,7 @@ class TrialEnded(GmiDrlError, RuntimeError):
 
 @dataclass(frozen=True)
 class TrialJob:
-    """Everything a run is decided by."""
+    """Holds everything that decides a run."""
 
     name: str  # as errors call it: "trial 3"
     config: Config  # with the trial's values; total_steps are those of the whole search

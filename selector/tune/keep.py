@@ -259,7 +259,7 @@ def _update_with(
 ) -> Update:
     """Returns the update of a horizon, with what follows of the algorithm's own keys.
 
-    `before`: the GMIs that train as the config is given; `whole`: the samples of its update.
+    `before`: the GMIs that train as the config is given; `base`: the samples of its update.
     """
     settings, samples = chosen.algorithm, envs * horizon
     if isinstance(settings, ReplayConfig):
@@ -315,9 +315,9 @@ def _horizons(exact: float, least: int, config: Config) -> list[int]:
 def _preference(
     update: Update, base: int, settings: AlgorithmConfig, prediction: Prediction | None
 ) -> tuple[float, int]:
-    """Ranks an update by what it keeps: `whole` samples, or what more of them learn; minibatches.
+    """Ranks an update by how well it keeps `base` samples, or what they learn, and minibatches.
 
-    In logarithms.
+    The rank is a sum of logarithms.
     """
     own = getattr(settings, "minibatches", 1)
     loss = abs(math.log(dict(update.changes).get("minibatches", own) / own))

@@ -34,7 +34,7 @@ class TuneRequest:
 
     @classmethod
     def of(cls, config: Config, beside: Path | None, run: Path | None = None) -> TuneRequest:
-        """DiscoveryError when the devices are not there, NoiseSourceError for a wrong `run`."""
+        """Makes one; DiscoveryError without the devices, NoiseSourceError for a wrong `run`."""
         folder = (beside or Path.cwd()).resolve()
         topology = find_devices(config)
         facts = identity.identity(config, topology, folder)
@@ -43,13 +43,13 @@ class TuneRequest:
         return cls(config, topology, folder, facts, path, noise)
 
     def record(self) -> TuneRecord | None:
-        """Its record, if there is one that can be read."""
+        """Returns its record, if there is one that can be read."""
         with suppress(OSError, RecordError):
             return read(self.path)
         return None
 
     def fresh(self) -> TuneRecord | None:
-        """Its record, if that has a choice, and no real run has refuted it."""
+        """Returns its record, if that has a choice, and no real run has refuted it."""
         record = self.record()
         return record if record is not None and record.fresh else None
 

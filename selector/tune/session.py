@@ -336,7 +336,7 @@ def _usable_backends(request: TuneRequest) -> list[str] | None:
 
 @contextmanager
 def _tuner_lock(title: str, view: ViewName) -> Iterator[None]:
-    """One tuner measures on a machine at a time: TunerBusy if another does not end in time."""
+    """Lets one tuner at a time measure on a machine; TunerBusy if another does not end in time."""
     path = records_folder() / f"{platform.node() or 'machine'}.lock"
     name = f"process {os.getpid()} ({title})"
 

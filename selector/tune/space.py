@@ -125,7 +125,7 @@ def most_samples(config: Config, topology: Topology) -> int | None:
 
 
 def config_of(config: Config, candidate: Candidate, layout_file: Path | None = None) -> Config:
-    """`config` with a candidate's values, whose layout file it needs where `percents` differ."""
+    """Returns `config` with a candidate's values; uneven `percents` need a layout file."""
     row = candidate.row
     chosen = resolved(config, gmi_per_gpu=row.gmi_per_gpu, num_env=candidate.num_env)
     update: dict[str, object] = dict(candidate.changes)

@@ -119,7 +119,7 @@ class TunedFile:
         return ""
 
     def _module_problem(self, config: Config) -> str:
-        """Modules are looked for beside the config: one elsewhere would not find them."""
+        """Says that modules which lie beside the config would not be found from the tuned one."""
         folder = self.source.parent if self.source is not None else Path()
         modules = modules_beside(config, folder)
         if not modules or self.path.resolve().parent == folder.resolve():

@@ -116,7 +116,7 @@ def tune(
 def resolve(
     config: Config, *, beside: Path | None = None, view: ViewName = "auto"
 ) -> tuple[Config, list[str]]:
-    """`config` with what tuning found for `auto`, now or before, and lines that say so."""
+    """Returns `config` with what tuning found for `auto`, now or before, and lines that say so."""
     request = TuneRequest.of(config, beside)
     recorded = request.fresh()
     if recorded is None or not still_answers(recorded, config.tune.budget_s):
@@ -133,7 +133,7 @@ def resolve(
 
 
 def recalled(config: Config, *, beside: Path | None = None) -> tuple[Config, list[str]] | None:
-    """As `resolve`, by a fresh record alone: None where there is none, and nothing is measured."""
+    """Resolves `config` by a fresh record alone, and measures nothing; None where there is none."""
     request = TuneRequest.of(config, beside)
     recorded = request.fresh()
     return None if recorded is None else answered(request, recorded)

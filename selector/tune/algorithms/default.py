@@ -230,7 +230,7 @@ def _kind(split: DeviceSplit) -> tuple[str, float, bool, bool]:
 
 
 def in_row(known: Observations, row: int, gap: int = 1) -> list[Place]:
-    """Places in a row that was looked at: amid its gaps wider than `gap`, and beyond both ends."""
+    """Lists places in a row that was looked at: in gaps wider than `gap`, and beyond both ends."""
     candidates, done, top = known.rows[row], known.measured_in(row), known.top(row)
     if not done:
         return []

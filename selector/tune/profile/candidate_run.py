@@ -194,7 +194,7 @@ def candidate_config(
     topology: Topology | None = None,
     total_steps: int | None = None,
 ) -> Config:
-    """`config` with what a candidate has, run in `folder`, where its layout file goes too."""
+    """Returns `config` with a candidate's values, run in `folder`; its layout file goes there."""
     layout_file = None
     if candidate.row.percents is not None:
         layout_file = folder / "layout.yaml"

@@ -125,7 +125,7 @@ def _bytes_of(topology: Topology) -> dict[int, str]:
 
 
 def _devices_text(topology: Topology, locked: Collection[int]) -> str:
-    """cores 0-3 and GPU 1."""
+    """Words devices: cores 0-3 and GPU 1."""
     names = _bytes_of(topology)
     cores = [byte - _CORES for byte in locked if not names[byte]]
     texts = [f"core{'s' if len(cores) > 1 else ''} {format_cores(cores)}"] if cores else []

@@ -21,7 +21,7 @@ _GIVING_BACK: Final = timedelta(seconds=30)  # MPS daemons take 20 s at most, MI
 
 
 class _Interrupts:
-    """The handler."""
+    """Handles the signals."""
 
     def __init__(self) -> None:
         self.watched = False  # somebody counts the signals, and stops when it sees fit

@@ -35,7 +35,7 @@ class PaperConfig:
         self.reset()
 
     def reset(self) -> None:
-        """Sets nothing."""
+        """Forgets all settings."""
         for name in _CHECKS:
             object.__setattr__(self, name, None)
 

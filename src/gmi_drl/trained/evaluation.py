@@ -34,7 +34,7 @@ _Episodes = tuple[NDArray[np.float64], NDArray[np.int64], int]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Holds what the episodes of a policy were paid."""
+    """Holds the returns and lengths of a policy's episodes."""
 
     run: Path
     checkpoint: Path

@@ -147,7 +147,7 @@ def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the exporters of torch from telling of their own insides; what fails still raises."""
+    """Silences the logs and warnings of torch's exporters; errors are still raised."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -225,7 +225,7 @@ def _write_safetensors(
 
 @dataclass(frozen=True)
 class _Kind:
-    """Says how a kind of file is written, which gives what the file gives for the examples."""
+    """Says how a kind of file is written; `write` returns the file's outputs for the examples."""
 
     write: Callable[[TrainedPolicy, ExportedPolicy, Examples, Path], Examples]
     needs: tuple[str, ...]  # packages

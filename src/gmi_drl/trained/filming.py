@@ -86,7 +86,7 @@ def record_video(
 def _film(
     request: str, run: Path, deadline: timedelta, progress: Callable[[str], None] | None
 ) -> None:
-    """Has the film made that is `asked` for, by the first way of drawing that works."""
+    """Has the film of a `request` made, by the first way of drawing that works."""
     forced = os.environ.get("MUJOCO_GL")
     failures: list[str] = []
     for drawer in [forced] if forced else _DRAWERS:

@@ -171,7 +171,7 @@ class TrainedPolicy:
         )  # fmt: skip
 
     def use_threads(self) -> AbstractContextManager[None]:
-        """Has a block compute with as many threads as its GMI: their number decides last bits."""
+        """Runs a block with as many threads as its GMI: their number decides the last bits."""
         return self._role.use_threads()
 
     @torch.no_grad()
@@ -356,7 +356,7 @@ class TrainedPolicy:
 
     @staticmethod
     def _as_observed(actions: Any, single: bool, observation: Any) -> Any:
-        """Returns actions as what was observed: one or many, of numpy or of torch."""
+        """Returns actions in the form of the observation: one or a batch, in numpy or torch."""
         if single:
             actions = _mapped(actions, lambda part: part[0])
         tensors = list(_tensors(observation))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StartedRun:
-    """The run that a callback follows."""
+    """Describes the run that a callback follows."""
 
     folder: Path
     config: Config
@@ -26,7 +26,7 @@ class StartedRun:
 
 @dataclass(frozen=True)
 class EndedRun:
-    """How a launch ended. `result` is there unless it failed or was ended at once."""
+    """Says how a launch ended. `result` is there unless it failed or was ended at once."""
 
     state: str  # finished, stopped or failed
     error: str = ""

@@ -36,7 +36,7 @@ class _HostUnfit(HostsError):
 
     @classmethod
     def at(cls, places: Collection[int], text: str = "", **fields: str) -> Self:
-        """Makes one."""
+        """Makes the error of hosts at these places."""
         error = cls(text) if text else cls(**fields)
         error.places = frozenset(places)
         return error
@@ -330,7 +330,7 @@ def _bundle(config: Config, nodes: Sequence[Mapping[str, Any]]) -> dict[str, flo
 
 
 def _placement_group(cluster: ClusterConfig, head: RayHead, bundle: Mapping[str, float]) -> Any:
-    """Sets so much aside on as many hosts as are wanted; waits for them."""
+    """Sets a bundle aside on each of the hosts that are wanted, and waits for them."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
     bundles = [dict(bundle)] * cluster.hosts
@@ -375,7 +375,7 @@ def _missing(cluster: ClusterConfig, bundle: Mapping[str, float]) -> HostsError:
 def _describe(
     by_place: Mapping[int, Any], config: Config, head: RayHead, drains: Drains, within_s: float
 ) -> list[Host]:
-    """Asks all agents for their hosts; returns these by address, as their rank goes by it."""
+    """Asks all agents for their hosts; returns these sorted by address, which gives the ranks."""
     import cloudpickle  # type: ignore[import-untyped]
 
     requests = {place: agent.facts.remote() for place, agent in by_place.items()}
@@ -434,7 +434,7 @@ def _address(facts: HostFacts) -> tuple[Any, ...]:
 def _surveys(
     agents: Mapping[int, Any], facts: Mapping[int, HostFacts], head: RayHead
 ) -> dict[int, tuple[Topology, HostMemory]]:
-    """Waits for the launchers of all hosts to have looked at what is there; returns that."""
+    """Returns the devices and memory of all hosts, once their launchers have looked at them."""
     surveys: dict[int, tuple[Topology, HostMemory]] = {}
     deadline_s = time.monotonic() + _ANSWER_S
     while len(surveys) < len(agents):

@@ -102,7 +102,7 @@ def _last_line(log: IO[bytes]) -> str:
 
 
 def _main(answer: str, deadline_s: str, module: str, function: str, *words: str) -> None:
-    """The process that waits: forks the one that works, and outlives all that comes of it."""
+    """Forks the process that runs the code, waits for it, and kills all that came from it."""
     end_s, caller = time.monotonic() + float(deadline_s), os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_KILLED + signal.SIGTERM))

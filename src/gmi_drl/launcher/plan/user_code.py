@@ -288,7 +288,7 @@ def _inherits(role: type[DRL_role], method: str) -> bool:
 
 
 def _env_faults(env_id: str, env: VecEnv) -> Iterator[str]:
-    """Says what keeps a policy from being trained on it; EnvError where its code raises."""
+    """Yields what keeps a policy from being trained in `env`; EnvError where its code raises."""
     import torch
 
     from gmi_drl.roles.envs.spaces import space_faults

@@ -83,7 +83,7 @@ def bar(total: float, completed: float, width: int) -> ProgressBar:
 
 
 def duration(seconds: float) -> str:
-    """65.2 -> 1:05."""
+    """Words seconds: 65.2 is 1:05."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -124,7 +124,7 @@ class Drift:
         return Drifted(self._promised, speed) if self._reported else None
 
     def _side(self, speed: float) -> int:
-        """-1 for too slow, 1 for too fast, 0 for as promised."""
+        """Returns -1 for too slow, 1 for too fast, 0 for as promised."""
         deviation = speed / self._promised - 1
         return 0 if abs(deviation) <= TOLERANCE else (1 if deviation > 0 else -1)
 
