@@ -37,7 +37,7 @@ class CandidateResult:
 
 @dataclass(frozen=True)
 class TuneResults:
-    """All that was measured. `rows` has every row of which anything ran or failed, in order."""
+    """Holds all measurements. `rows` has every row of which anything ran or failed, in order."""
 
     rows: Mapping[DeviceSplit, Sequence[CandidateResult]]  # each by rising num_env
     failures: Mapping[Candidate, Failed]  # by row and num_env
@@ -46,7 +46,7 @@ class TuneResults:
     prediction: Prediction | None = None  # of what a step is worth; None: they are alike
 
     def worth(self, result: CandidateResult) -> Measured:
-        """Returns what it measured with its goodput in place of its throughput."""
+        """Returns the measurement of a result, with its goodput in place of its throughput."""
         if self.prediction is None:
             return result.measured
         measured, candidate = result.measured, result.candidate
@@ -111,7 +111,7 @@ class TuneResults:
 
     @cached_property
     def tried(self) -> int:
-        """Returns candidates that were started, whatever became of them."""
+        """Counts the candidates that were started, whatever became of them."""
         return len(self.failures.keys() | {result.candidate for result in self.all})
 
     def _result(self, candidate: Candidate | None) -> CandidateResult | None:

@@ -85,7 +85,7 @@ def search_faults(config: Config) -> list[Fault]:
 
 
 def _key_fault(config: Config, key: str, span: RangeConfig) -> Fault | None:
-    """Says why the key is none that a search may change, or not by this kind of range."""
+    """Says why a search may not change a key, or not by this kind of range."""
     assert config.search is not None
     where = f"search.ranges.{key}"
     # A key of another algorithm is told of by the schema.
@@ -182,7 +182,7 @@ def _combination_faults(config: Config) -> Iterator[Fault]:
 
 
 def _draw_faults(config: Config) -> Iterator[Fault]:
-    """Yields the first fault of values that trials have, each of which fits its range."""
+    """Yields the first fault of values that trials draw, each of which fits its own range."""
     settings = config.search
     assert settings is not None
     counts = _counts(config)

@@ -17,7 +17,7 @@ _SHORTEST: Final = 3  # by default the shortest rung is eta to this power shorte
 
 @dataclass(frozen=True)
 class Rung:
-    """So many trials, each trained up to so many steps."""
+    """Holds how many trials train, each up to how many steps."""
 
     trials: int
     steps: int

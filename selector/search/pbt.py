@@ -83,7 +83,7 @@ class PopulationBased(TrialAlgorithm):
         return {key for key in keys if key is not None and key in self._scores}
 
     def _waiting(self) -> list[int]:
-        """Returns the members that do not train and have an interval left, the hindmost first."""
+        """Returns the members that wait and have an interval left, the furthest behind first."""
         waiting = [
             member
             for member, number in enumerate(self._next)
@@ -114,5 +114,5 @@ class PopulationBased(TrialAlgorithm):
         return (source, last), self._ranges.explored(values, place, self._perturb, self._resample)
 
     def _cut(self, known: int) -> int:
-        """Returns how many of so many are the worst, and the best: of all of them at least one."""
+        """Returns how many of `known` members are worst, and best; one at least of them all."""
         return min(max(round(self._truncation * known), known == self._population), known // 2)

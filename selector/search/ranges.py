@@ -16,7 +16,7 @@ _DRAWS, _MOVES = 0, 1  # streams of random numbers
 
 
 class Ranges:
-    """The ranges of a config's `search` section; `seed` decides all draws, each by its trial."""
+    """Draws from a config's search ranges; `seed` and the trial decide each draw."""
 
     def __init__(self, ranges: Mapping[str, RangeConfig], seed: int) -> None:
         self._ranges, self._seed = dict(ranges), seed

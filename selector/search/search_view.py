@@ -67,7 +67,7 @@ def _left(progress: SearchProgress) -> str:
 
 
 class SearchView:
-    """Is told how a search goes, and shows it: the running trials, the best, and a bar."""
+    """Shows how a search goes: the running trials, the best, and a bar."""
 
     def __init__(self, config: Config, total: int, screen: Screen) -> None:
         self._screen = screen

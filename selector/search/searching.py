@@ -65,7 +65,7 @@ _RATE: Final = "algorithm.learning_rate"
 
 @dataclass
 class _Running:
-    """A run that is trained."""
+    """Holds a run that trains."""
 
     run: TrialRun
     since_s: float  # when its metrics were last seen to grow
@@ -241,7 +241,7 @@ class TrialRunner:
             self._pruned.add(key)
 
     def _end(self) -> None:
-        """Ends all processes, and trials that run; a later search goes on with these."""
+        """Ends all processes; a later search goes on with the trials that run."""
         with contextlib.ExitStack() as stack:
             for gmis in self._devices:
                 stack.callback(gmis.close, kill=gmis in self._running)
@@ -266,7 +266,7 @@ class TrialRunner:
 
 @contextlib.contextmanager
 def _sharing(uuids: Collection[str]) -> Iterator[None]:
-    """Has the GMIs of all trials on each of these GPUs be clients of one MPS server."""
+    """Makes the GMIs of all trials on each of these GPUs clients of one MPS server."""
     with shared_daemons(uuids) as variables:
         os.environ.update(variables)
         try:
@@ -314,7 +314,7 @@ class SearchResult:
 
     @property
     def failed(self) -> int:
-        """Runs that failed."""
+        """Counts the runs that failed."""
         return sum(line["kind"] == "failed" for line in self.lines)
 
 
@@ -418,7 +418,7 @@ def _result_of(
 def _write_best(
     config: Config, source: Path | None, folder: SearchFolder, line: dict[str, Any]
 ) -> Path:
-    """Writes a config that trains once more as the best trial did; beside modules that it names."""
+    """Writes a config that trains as the best trial did, beside the modules that it names."""
     assert config.search is not None
     seed = (config.run.seed + line["trial"]) % 2**32
     best = applied(config, line["values"], seed=seed)

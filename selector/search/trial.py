@@ -40,7 +40,7 @@ class TrialError(GmiDrlError, RuntimeError):
 
 
 class TrialEnded(GmiDrlError, RuntimeError):
-    """A trial was ended from outside, as it said nothing any more."""
+    """A trial was ended from outside, as it wrote no more metrics."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class TrialResult:
 
 
 class TrialGmi:
-    """The body of a GMI that trains its part of one run after another."""
+    """Trains a GMI's part of one run after another."""
 
     def __init__(self, gmi_id: int) -> None:
         self._gmi_id = gmi_id
@@ -99,7 +99,7 @@ class TrialGmi:
 
 
 class TrialGmis:
-    """The GMIs of a group of devices, which train one run after another.
+    """Holds the GMIs of a group of devices, which train one run after another.
 
     Their processes stay for the next run. New ones are started after a run that failed or lost a
     process, and for a run with another layout.

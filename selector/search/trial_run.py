@@ -14,7 +14,7 @@ Scores: TypeAlias = Mapping[int, float | None]  # by trial; None: its run failed
 
 @dataclass(frozen=True)
 class TrialRun:
-    """A piece of work: train a trial with some values up to a number of steps."""
+    """Holds one piece of work: to train a trial with some values up to a number of steps."""
 
     trial: int
     number: int  # of the trial's runs, from 0
@@ -65,7 +65,7 @@ class TrialAlgorithm(ABC):
 
 @dataclass(frozen=True)
 class TrialRound:
-    """Runs of some trials that are compared when all have ended."""
+    """Holds runs of some trials, which are compared when all have ended."""
 
     runs: list[TrialRun]
     best: int  # so many of the trials train on, at most
@@ -77,7 +77,7 @@ Rounds: TypeAlias = Generator[TrialRound, Scores, None]
 
 @dataclass
 class _Track:
-    """The present round of one generator of rounds; without runs it has come to its end."""
+    """Holds the present round of a generator of rounds; one without runs has come to its end."""
 
     rounds: Rounds
     round: TrialRound

@@ -23,7 +23,7 @@ from .space import change_sentence, config_of
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """A config to tune, on the devices it may use; `beside` is the folder of its modules."""
+    """Holds a config to tune, on the devices it may use; `beside` is the folder of its modules."""
 
     config: Config
     topology: Topology
@@ -54,7 +54,7 @@ class TuneRequest:
         return record if record is not None and record.fresh else None
 
     def stale(self) -> Iterator[str]:
-        """Says why what is on record of this config does not answer, if anything is."""
+        """Says why a record of this config cannot be used, if there is one."""
         record = self.record()
         if record is not None and record.drifts:
             yield f"{record.drifts[-1]['text']}: it is tuned anew"

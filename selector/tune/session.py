@@ -66,7 +66,7 @@ _DECIDED: Final = {
 def measure(
     request: TuneRequest, title: str, view: ViewName, *, again: bool
 ) -> tuple[TuneJournal, list[str]]:
-    """Tunes, going on with what is on record unless `again`; its journal, and what to say.
+    """Tunes, going on with what is on record unless `again`; returns its journal and notes.
 
     Blocks for the config's budget and some seconds, longer if its last candidate is slow to start;
     before that for another tuner, up to `TUNER_TIMEOUT`. ConfigError when there is nothing to tune,

@@ -178,7 +178,7 @@ def _fault_of_count(config: Config, row: DeviceSplit, fault: Fault) -> Fault:
 def _candidate(
     config: Config, topology: Topology, row: DeviceSplit, num_env: int
 ) -> Candidate | Fault | None:
-    """Returns the candidate, its update by `tune.keep`; a Fault if there is none to try.
+    """Returns the candidate with its update by `tune.keep`; a Fault if there is none to try.
 
     None where a row of larger updates would have one that is as large.
     """
@@ -199,7 +199,7 @@ def _candidate(
 
 
 def _refusal(config: Config, topology: Topology, candidate: Candidate) -> Fault | None:
-    """Says why it cannot run here, if it cannot."""
+    """Says why a candidate cannot run here; None if it can."""
     chosen = _config_with_even_shares(config, candidate)
     faults = check(chosen, topology)
     if not faults and candidate.row.percents is not None:
@@ -322,7 +322,7 @@ def _counts(config: Config, topology: Topology, cores: int) -> list[int]:
 def _backends(
     config: Config, topology: Topology, works: Sequence[str] | None, count: int
 ) -> Sequence[str]:
-    """Lists one, unless the config leaves it open and several GMIs are to share a GPU."""
+    """Lists the backends to try: one, unless the config leaves it open and GMIs share a GPU."""
     if config.hardware.backend != "auto":
         return [config.hardware.backend]
     default = choose_backend(config.mode, topology, count)[0]
@@ -334,7 +334,7 @@ def _backends(
 
 
 def _unequal_percents(device: Sequence[Roles]) -> Iterator[tuple[int, ...]]:
-    """Yields shares of SMs where roles differ (GMI-DRL, Table 3): two thirds for one of both."""
+    """Yields shares of SMs where roles differ (GMI-DRL, Table 3): two thirds for one of the two."""
     kinds = list(dict.fromkeys(device))
     if len(kinds) == 2:
         for percents in ((67, 33), (33, 67)):

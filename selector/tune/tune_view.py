@@ -20,7 +20,7 @@ _LAST: Final = 8  # answers that a terminal shows
 
 
 class TuneView:
-    """Is told what happens, and shows it. `left_s`: what is left of the budget."""
+    """Shows how a tune goes. `left_s`: what is left of the budget."""
 
     def __init__(self, title: str, space: Space, budget_s: float, screen: Screen) -> None:
         self._screen, self._title, self._space, self._budget_s = screen, title, space, budget_s

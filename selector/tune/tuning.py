@@ -44,12 +44,12 @@ class Tuned:
 
     @property
     def num_env(self) -> int:
-        """Environments of each GMI that simulates."""
+        """Returns the environments of each GMI that simulates."""
         return self.config.env.num_env
 
     @property
     def gmi_per_gpu(self) -> int:
-        """Returns GMIs on each device."""
+        """Returns the GMIs on each device."""
         assert self.chosen.winner is not None
         return self.chosen.winner.row.gmi_per_gpu
 

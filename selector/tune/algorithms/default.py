@@ -198,7 +198,7 @@ class _Default:
             self._ask(known.rows[row][target])
 
     def _hope(self, candidate: Candidate) -> float:
-        """Returns what it may truly be, as far as noise can hide it."""
+        """Returns the rate that a candidate may truly have, as far as noise can hide it."""
         return self.known.steps_per_s(candidate) * (1 + DOUBT * self.known.error(candidate))
 
     def _best(self, row: int | None = None) -> float:

@@ -23,7 +23,7 @@ from gmi_drl.selector.tune.candidate import (
 
 @dataclass(frozen=True)
 class Point:
-    """One measured place on a row's curve."""
+    """Holds one measured place on a row's curve."""
 
     num_env: int
     steps_per_s: float

@@ -256,7 +256,7 @@ class _RaceWatch:
         return Failed("slow", text)
 
     def trained(self) -> TrainingCurve:
-        """Returns what was seen. One that has done all its steps keeps its return until the end."""
+        """Returns the curve. A run that has done all its steps keeps its return until the end."""
         every = -(-len(self._points) // _POINTS) or 1
         points = tuple(self._points[::-1][::every][::-1])  # the last one is always there
         trained_s = max(self._trained_s, self._seconds)

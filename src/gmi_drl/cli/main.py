@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def warnings_without_source() -> Iterator[None]:
-    """In this block a warning is printed as its text alone, unless it is of a kind of its own."""
+    """Prints each plain UserWarning in this block as its text alone."""
     default_format = warnings.formatwarning
 
     def text(message: Warning | str, category: type[Warning], *where: Any, **line: Any) -> str:

@@ -23,7 +23,7 @@ _BELOW: Final = ("runs", "searches")  # what the folder that gmi-drl is called i
 
 
 class NoRuns(GmiDrlError):
-    """A folder has nothing in it that the page could show."""
+    """A folder holds nothing that the page could show."""
 
     command_exit_code = 2
 

@@ -69,7 +69,7 @@ class MetricsReader:
 
     @property
     def unread_bytes(self) -> int:
-        """Counts what the file has besides."""
+        """Counts the bytes of the file that are not read yet."""
         current = signature(self._folder, METRICS)
         return 0 if current is None else max(0, current[1] - self._offset)
 
@@ -149,7 +149,7 @@ class MetricsReader:
         return {key: total / count for key, (total, count) in self._open.items()}
 
     def _merge(self) -> None:
-        """Makes one point of each two."""
+        """Merges each two points into one."""
         for key, column in self._columns.items():
             pairs = zip(column[::2], column[1::2], strict=True)
             merge = _later if key in _AXES else _mean

@@ -29,7 +29,7 @@ Event = tuple[str, str]  # its name, and JSON
 
 @dataclass
 class Viewer:
-    """Is a browser that looks on: what it asked for, and what it has been given.
+    """Holds what a browser that looks on has asked for, and what it has been sent.
 
     Without a run it is given the newest one, and another when that begins.
     """

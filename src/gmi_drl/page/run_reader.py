@@ -249,7 +249,7 @@ class RunReader:
         return {"template": name, "devices": self._devices}
 
     def log(self, gmi_id: int) -> dict[str, Any]:
-        """Returns the end of a GMI's log; which file that is, its number in the layout says."""
+        """Returns the end of a GMI's log, whose file is named by its id in the layout."""
         exists = self.layout is not None and 0 <= gmi_id < len(self.layout.gmis)
         if not exists:
             return {"gmi": gmi_id, "text": "", "note": f"this run has no GMI {gmi_id}"}

@@ -224,7 +224,7 @@ def _trial_status(
 
 
 def _ranks(ended: Sequence[Mapping[str, Any]], name: str) -> dict[tuple[int, int], str]:
-    """Says of each run that ended how it did beside those of its round."""
+    """Says how each run that ended ranks among those of its round."""
     rounds: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
     for line in ended:
         rounds.setdefault((int(line["bracket"]), int(line["steps"])), []).append(line)

@@ -24,7 +24,7 @@ _SHOWN: Final = 10  # candidates
 def print_forecast(
     console: Console, hardware: Hardware, work: Work, rows: Sequence[Forecast]
 ) -> None:
-    """Prints the figures that it stands on, an iteration's parts, and a line for each size."""
+    """Prints the figures of the machine, an iteration's parts, and a line for each size."""
     figures = []
     for key, figure in (*hardware.tasks[work.env_id].figures.items(), *hardware.figures.items()):
         bounds = "" if figure.low == figure.high else f"{figure.low:g} to {figure.high:g}"

@@ -170,7 +170,7 @@ def expand(root: Node, sources: Callable[[Node], list[Node]], depth: int) -> Nod
 
 
 def describe(task: TaskRow | None) -> str:
-    """Says who ran it, where, and how it went, as it may be printed."""
+    """Says who ran a task, where, and how it went, as it may be printed."""
     if task is None:
         return "an object that was put, or whose task is not recorded"
     name = cut(task.name, _MOST_TEXT)

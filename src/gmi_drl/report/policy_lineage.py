@@ -117,7 +117,7 @@ class Killed:
 
 
 class PolicyReader:
-    """Answers from one store."""
+    """Answers questions about policies from one store."""
 
     def __init__(self, store: sqlite3.Connection) -> None:
         self._store = store

@@ -78,7 +78,7 @@ def _sources(policies: PolicyReader, of: Any) -> list[Node]:
 
 
 def _describe(policy: PolicyRecord, *, is_brief: bool) -> str:
-    """Says how a version was made, as it may be printed; briefly: not by what."""
+    """Says how a version was made, as it may be printed; briefly without optimizer and layout."""
     if policy.first_update is None:
         updates = f"updates up to {policy.last_update:,}"
     elif policy.first_update > policy.last_update:
@@ -106,7 +106,7 @@ def _describe(policy: PolicyRecord, *, is_brief: bool) -> str:
 
 
 def as_json(policy: PolicyRecord) -> dict[str, Any]:
-    """Returns it as plain values, for programs."""
+    """Returns a policy's record as plain values, for programs."""
     plain = asdict(policy)
     plain["version"] = policy.version._asdict()
     plain["previous"] = None if policy.previous is None else policy.previous._asdict()

@@ -93,7 +93,7 @@ def summarize(path: Path, written: dict[str, Any], metrics: dict[str, Any]) -> R
 
 
 def _sound(written: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Picks what is shown and is as it should be; tells whether there was anything else."""
+    """Picks the fields that are shown and valid; tells whether any was invalid."""
     present = {key: written[key] for key in _IS_SOUND if written.get(key) is not None}
     sound = {key: value for key, value in present.items() if _IS_SOUND[key](value)}
     return sound, len(sound) < len(present)

@@ -23,7 +23,7 @@ _MOST_TEXT: Final = 16_000  # of an error; a pipe takes 64 KB before anyone read
 
 @dataclass(frozen=True)
 class SeedJob:
-    """What a child launches."""
+    """Holds what a child launches."""
 
     config: dict[str, Any]
     import_path: Path
@@ -33,7 +33,7 @@ class SeedJob:
 
 @dataclass(frozen=True)
 class SeedOutcome:
-    """How a launch ended: with a result, or an error and its exit code."""
+    """Says how a launch ended: with a result, or an error and its exit code."""
 
     result: RunResult | None = None
     error: str = ""

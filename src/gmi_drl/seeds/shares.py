@@ -24,7 +24,7 @@ class SeedsError(GmiDrlError, ValueError):
 
 @dataclass(frozen=True)
 class DeviceShare:
-    """What one launch has of the machine: settings of `hardware`, and variables of its process."""
+    """Holds one launch's share: settings of `hardware`, and variables of its process."""
 
     hardware: Mapping[str, Any]
     environment: Mapping[str, str]

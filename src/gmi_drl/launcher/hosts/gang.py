@@ -278,7 +278,7 @@ class HostsGang:
             self._lose(host, report.ended)
 
     def _named_error(self, host: int, error: BaseException) -> BaseException:
-        """Returns what ended a host's part, with its name."""
+        """Returns the error that ended a host's part, with the host's name."""
         if isinstance(error, GmiDied):
             error.add_note(f"on {self._name(host)}")
             return error

@@ -79,7 +79,7 @@ def new_job(
     *,
     resolve: Resolve | None,
 ) -> tuple[Job, list[str], Cluster | None]:
-    """Returns the job of a new run, what to say of it and of `auto`, and its cluster, if any.
+    """Returns the job of a new run, notes on it and on `auto`, and its cluster, if any.
 
     `resolve` may measure first. `locks` keeps the lock of the run's folder, and the hosts.
     """
@@ -120,7 +120,7 @@ def _cluster_of(config: Config, locks: ExitStack) -> Cluster | None:
 
 
 def _host_resources(hosts: Sequence[Host]) -> dict[str, Any]:
-    """Returns what `planned` has to know of hosts."""
+    """Returns the devices and memory of hosts, as arguments of `planned`."""
     return {
         "topologies": [host.topology for host in hosts],
         "memories": [host.memory for host in hosts],
@@ -169,7 +169,7 @@ def resumed_job(
     roles: Mapping[str, type[DRL_role]] | None,
     locks: ExitStack,
 ) -> tuple[Job, list[str], Cluster | None]:
-    """Returns the job of a run that goes on, longer perhaps, what to say of it, and its cluster."""
+    """Returns the job of a run that goes on, perhaps for longer, notes on it, and its cluster."""
     folder = RunFolder.existing(checkpoint)
     locks.enter_context(folder.held())
     folder.finish_change()
@@ -317,7 +317,7 @@ def _next_job(job: Job, layout: Layout, config: Config, classes: Classes) -> tup
 
 
 def resize_faults(before: Config, wanted: Config) -> list[Fault]:
-    """Lists what of a change cannot be done while a run trains."""
+    """Lists the changes that cannot be made while a run trains."""
     if fault := fixed_fault(before):
         return [fault]
     changed = list(changes(before, wanted))

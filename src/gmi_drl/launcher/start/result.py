@@ -63,7 +63,7 @@ def memory_held(job: Job) -> dict[str, list[int]]:
 def result_of(
     job: Job, folder: RunFolder, end: RunEnd, last: dict[str, Any], restarts: int
 ) -> RunResult:
-    """Returns how a run that is done ended, which it also writes down in its folder."""
+    """Returns how a run that is done ended, and writes it to its folder."""
     batch = job.config.experience.batch_segments
     segments = segment_counts_of(job.layout, job.tally.open(), end.gmis, batch)
     if segments is not None and not segments.add_up:

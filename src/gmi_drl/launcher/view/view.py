@@ -49,7 +49,7 @@ class Drawn(Protocol):
     """A view that can be drawn."""
 
     def render(self, width: int) -> Group:
-        """Draws how it looks now in so many columns."""
+        """Draws the present state in so many columns."""
 
 
 V = TypeVar("V", bound=Drawn)
@@ -141,7 +141,7 @@ def sides(metrics: Mapping[str, Any]) -> list[list[str]]:
 
 
 class RunView:
-    """The run and its GMIs as a table, or a line every few seconds."""
+    """Shows the run and its GMIs as a table, or a line every few seconds."""
 
     def __init__(self, screen: Screen, config: Config, layout: Layout) -> None:
         self._screen, self._config, self._layout = screen, config, layout

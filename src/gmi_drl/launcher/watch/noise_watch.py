@@ -41,7 +41,7 @@ def why_none(config: Config, layout: Layout) -> str:
 
 
 def _is_known(config: Config, layout: Layout) -> bool:
-    """Tells whether it is known of how many samples an update will be; of a user's class it is not.
+    """Tells whether the samples of an update are known beforehand; a user's class does not say.
 
     Nor is it where a round is a number of episodes; those of ES and ARS differentiate nothing.
     """
@@ -63,7 +63,7 @@ class NoiseFit:
         self.said: set[str] = set()
 
     def take(self, noise_scale: float | None) -> str:
-        """Takes in that of an iteration; "above" or "below" when it has been so for long enough.
+        """Takes in an iteration's noise scale; returns "above" or "below" once it is so for long.
 
         None, where it is too large to be told, does not count and does not interrupt.
         """

@@ -79,7 +79,7 @@ class PolicyLog:
             runtime.bound_rows(PolicyRow, config.run.lineage)
 
     def show(self, record: dict[str, Any]) -> None:
-        """Takes what a record says of lineage, and takes it out of it."""
+        """Takes the lineage out of a record, and keeps it."""
         kind = record.get("kind")
         lineage = record.pop("lineage", None) if kind in ("iteration", "lineage") else None
         if not self._is_on:
@@ -102,7 +102,7 @@ class PolicyLog:
         self.flush()
 
     def died(self, gmi_id: int, process: int, how: str) -> None:
-        """Takes down that a GMI's process died."""
+        """Records that a GMI's process died."""
         if self._is_on:
             subject = process_id(self._session, gmi_id, process)
             text = f"gmi {gmi_id}, process {process}, {how}"

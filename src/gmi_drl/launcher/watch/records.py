@@ -185,7 +185,7 @@ def traced_gmis(config: Config, layout: Layout) -> frozenset[int]:
 
 @contextmanager
 def new_traces(config: Config, folder: Path) -> Iterator[Callable[[], tuple[Path, ...]]]:
-    """Yields what finds the traces that processes write in this block.
+    """Yields a function that finds the traces which processes write in this block.
 
     They are in the order of their GMIs, without those of an earlier launch. Files that killed
     processes left incomplete are removed at the end. No fault of the disk ends the run.
@@ -205,7 +205,7 @@ def new_traces(config: Config, folder: Path) -> Iterator[Callable[[], tuple[Path
 
 
 def where(traces: Sequence[Path]) -> str:
-    """Says where they are and how to open them, in a line."""
+    """Says in a line where traces are and how to open them."""
     number = "1 file" if len(traces) == 1 else f"{len(traces)} files"
     return f"{traces[0].parent}: {number}, for https://ui.perfetto.dev (docs/profiling.md)"
 

@@ -28,7 +28,7 @@ _ABSENT: Final = "-"
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs of one config, by their seeds."""
+    """Holds the runs of one config, by their seeds."""
 
     label: str
     runs: list[ComparedRun]
@@ -41,7 +41,7 @@ class RunGroup:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that is compared: groups, what sets their configs apart, and what is to be warned of."""
+    """Holds what is compared: groups, what sets their configs apart, and warnings."""
 
     groups: list[RunGroup]
     differences: list[list[str]]  # a key, then its value in each group

@@ -54,7 +54,7 @@ class ComparisonError(GmiDrlError, ValueError):
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run as it is compared. Iterations are in the order of their steps."""
+    """Holds one run as it is compared. Iterations are in the order of their steps."""
 
     summary: RunSummary
     settings: dict[str, str] | None  # dotted keys of the config; None if it cannot be read
@@ -141,7 +141,7 @@ def _read(summary: RunSummary) -> ComparedRun:
 
 
 def _read_evaluation(summary: RunSummary, state: dict[str, Any]) -> tuple[float | None, int | None]:
-    """Returns the return of the trained policy and its episodes; else those of the run's own end.
+    """Returns the mean return of the trained policy and its episodes, or the run's own at its end.
 
     What `gmi-drl evaluate` has found counts if it took the most likely actions of the last policy.
     """
