@@ -109,9 +109,7 @@ def _compare(options: argparse.Namespace) -> int:
     contenders: list[Contender] = []
     rows: list[dict[str, Any]] = []
     others = _rows_of_others(path, options.algorithms)
-    report.keep(
-        path, json.dumps(others, indent=1) + "\n"
-    )  # if it cannot be written, nothing is measured
+    report.keep(path, json.dumps(others, indent=1) + "\n")  # fails before anything is measured
     for algorithm in options.algorithms:
         for precision in options.precisions:
             for way in options.ways:

@@ -47,12 +47,12 @@ from gpu.pack.kernel_cache import Loaded, watched
 SRC: Final = Path(__file__).resolve().parents[3] / "src"
 _CONTEXT, _STREAM, _EVENT = 0x1000, 0x2000, 0x3000  # handles; nothing looks into them
 _ELF_CUDA: Final = 190  # e_machine of a cubin
-# Functions of warp's library that ask no driver: the compiler of kernels, and of the factorisations
-# that they link (cuSOLVERDx).
+# Functions of warp's library that need no driver: the compilers of kernels and of the
+# factorisations that they link (cuSOLVERDx).
 _OF_THE_COMPILER: Final = ("wp_cuda_compile_", "wp_cuda_toolkit_version")
-# Ways to run an environment, each in a process of its own as on a node: which modules there are,
-# and what is in them, may depend on the order of launches. `steps`: p physics, s settling, as
-# capturing does both and a reset without capture begins with the second.
+# Ways to run an environment, each in a process of its own as on a node: the modules and their
+# kernels may depend on the order of launches. In `steps` p is physics and s settling: capturing
+# does both, and a reset without capture begins with settling.
 _WAYS: Final = (
     {"num_env": 64, "steps": "psps", "conditional": True},  # captured
     {"num_env": 2048, "steps": "sps", "conditional": True},  # not captured
@@ -71,7 +71,7 @@ class Target:
 class _DriverCalls:
     """Stand-ins for the functions of warp's library that need a CUDA driver, by name.
 
-    A function that is missing here is an error that names it, never a silent success.
+    A function that is missing here raises an error that names it.
     """
 
     def __init__(self, library: Any, target: Target) -> None:
@@ -133,7 +133,7 @@ class _DriverCalls:
         return getattr(self._library, name)
 
     def wp_alloc_device_async(self, context: int, size: int, *args: Any) -> int:
-        memory = mmap.mmap(-1, max(size, 1))  # zero, and not there until it is written
+        memory = mmap.mmap(-1, max(size, 1))  # zeros, which take no memory until they are written
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._memory[address] = memory
         return address
@@ -171,7 +171,7 @@ class _DriverCalls:
 
 
 def toolkit() -> str:
-    """The CUDA version of warp's compiler."""
+    """Returns the CUDA version of warp's compiler."""
     import warp as wp
 
     wp.config.log_level = wp.LOG_ERROR
@@ -180,7 +180,7 @@ def toolkit() -> str:
 
 
 def offline_device(target: Target) -> Any:
-    """A CUDA device of warp's where there is none, in this process for good."""
+    """Makes a CUDA device of warp's where there is none; this process keeps it to its end."""
     import warp as wp
     import warp._src.context as context
 
@@ -201,7 +201,7 @@ def offline_device(target: Target) -> Any:
 
 
 def run_environment(device: Any, env_id: str, way: dict[str, Any]) -> None:
-    """Make the environments of adapter `warp` and launch what `way` says, on the offline device.
+    """Makes environments of adapter `warp` and launches the steps of `way` on the offline device.
 
     Their torch side is on the CPU, and sees tensors of zeros.
     """
@@ -240,9 +240,9 @@ def _both_branches(
 
 
 def traced(run: Callable[[Any], None], target: Target, *, compile: bool) -> list[Loaded]:
-    """The modules that `run(device)` launches, each once; compiled into warp's kernel cache.
+    """Returns the modules that `run(device)` launches; with `compile` into warp's kernel cache.
 
-    They are not loaded. A module that another process is compiling is left to it.
+    They are not loaded. A module that another process is compiling is skipped.
     """
     import warp as wp
     import warp._src.context as context
@@ -293,7 +293,7 @@ class _Launchable:
 
 @contextlib.contextmanager
 def _claim(folder: str) -> Iterator[bool]:
-    """Lets one process at a time compile into `folder`; gives false to the others."""
+    """Lets one process at a time compile into `folder`; yields False in the others."""
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     with open(folder + ".lock", "w") as lock:
         try:
@@ -305,8 +305,10 @@ def _claim(folder: str) -> Iterator[bool]:
 
 
 def taken(run: Callable[[Any], None], target: Target) -> list[Loaded]:
-    """Returns what warp's own way loads of the modules that `run(device)` launches.
-    Those in its kernel cache are not `compiled`. Kernels are looked up in the binaries."""
+    """Returns the modules that warp itself loads when `run(device)` launches them.
+
+    Those from its kernel cache are not `compiled`. Kernels are looked up in the binaries.
+    """
     device = offline_device(target)
     with watched() as loaded:
         run(device)
@@ -320,7 +322,7 @@ class KernelError(RuntimeError):
 def compile_kernels(
     cache: Path, env_ids: Sequence[str], target: Target, jobs: int, tell: Callable[[str], None]
 ) -> list[Path]:
-    """Fill `cache` with what the environments launch; the modules' folders in it."""
+    """Fills `cache` with what the environments launch, and returns the modules' folders in it."""
     needed: dict[str, Loaded] = {}
     for env_id in env_ids:
         for way in _WAYS:
@@ -342,7 +344,7 @@ def compile_kernels(
 
 
 def _folder(cache: Path, loaded: Loaded) -> Path | None:
-    """The folder of a module in the cache, if all that warp loads is in it."""
+    """Returns the folder of a module in the cache, if it has all that warp loads."""
     for binary in cache.glob(f"*/{loaded.module}/{loaded.file}"):
         if (binary.parent / f"{loaded.module}.meta").is_file():
             return binary.parent
@@ -388,7 +390,7 @@ def _in_processes(
 
 
 def _lines(workers: Sequence[subprocess.Popen[str]]) -> Iterator[str]:
-    """Lines of all processes as they come, until all have ended."""
+    """Yields lines of all processes as they come, until all have ended."""
     lines: queue.Queue[str | None] = queue.Queue()
 
     def read(worker: subprocess.Popen[str]) -> None:
@@ -410,7 +412,7 @@ def _lines(workers: Sequence[subprocess.Popen[str]]) -> Iterator[str]:
 
 
 def _work(task: str, env_id: str, way: dict[str, Any], target: dict[str, Any]) -> None:
-    """One worker: say each module as a JSON line on standard output."""
+    """Runs one worker, which prints each module as a JSON line."""
 
     def run(device: Any) -> None:
         run_environment(device, env_id, way)

@@ -30,9 +30,9 @@ from .aot_kernels import Target, compile_kernels, toolkit
 ROOT: Final = Path(__file__).resolve().parents[3]
 FORMAT: Final = 1  # of the manifest
 EXTRAS: Final = ("lz4", "mujoco", "warp")  # of the project, beside its dependencies
-# What a node with torch for CUDA 13 has: never carried, whatever --has says ...
+# Packages of a node with torch for CUDA 13, which are never carried, whatever --has says ...
 NEVER: Final = ("torch", "numpy", "triton", "cuda-", "cupy-", "nvidia-")
-# ... and what else the reference node has. Ours need of these at most what they are asked for.
+# ... and other packages of the reference node, at most in the versions that ours ask for.
 HAS: Final = (
     "contourpy", "cycler", "filelock", "fonttools", "fsspec", "grpcio", "hypothesis", "imageio",
     "jinja2", "kiwisolver", "markdown", "markdown-it-py", "markupsafe", "matplotlib", "mdurl",
@@ -44,7 +44,7 @@ HAS: Final = (
 # Only for drawing windows and pictures; `import mujoco` and mujoco_warp work without them.
 LEFT_OUT: Final = ("glfw", "mujoco-studio", "pyopengl", "websockets")
 PLATFORMS: Final = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
-# Files that nothing needs at run time. warp's headers (warp/native) are needed: NVRTC reads them.
+# Files not needed at run time. warp's headers (warp/native) are needed: NVRTC reads them.
 _NO_FOLDERS: Final = {"__pycache__", "tests", "test", "testdata", "test_data"}
 _NO_FILES: Final = ("warp/bin/warp-clang.so", "warp/examples/", "mujoco/include/", "mujoco/doc/")
 # x86 code is some percent smaller behind a filter that makes its jumps absolute.
@@ -73,7 +73,7 @@ class Order:
     has: tuple[str, ...]
     target: Target
     jobs: int
-    source: str  # digest of what of the project decides which kernels there are
+    source: str  # digest of the project's files that determine the kernels
 
 
 @dataclass
@@ -81,12 +81,12 @@ class Needs:
     """The packages of a pack, by their canonical names."""
 
     carried: dict[str, str] = field(default_factory=dict)  # with their versions
-    fallback: dict[str, str] = field(default_factory=dict)  # only used where the node's are too old
-    node: dict[str, str] = field(default_factory=dict)  # what it must have: the least version
+    fallback: dict[str, str] = field(default_factory=dict)  # used if the node's are too old
+    node: dict[str, str] = field(default_factory=dict)  # the least versions that it must have
 
 
 def is_never_carried(name: str) -> bool:
-    """Tells whether it belongs to the node's CUDA; nvidia-ml-py is plain Python over its driver."""
+    """Tells whether a package belongs to the node's CUDA; nvidia-ml-py is plain Python."""
     if name == "nvidia-ml-py":
         return False
     return any(
@@ -95,7 +95,7 @@ def is_never_carried(name: str) -> bool:
 
 
 def needs(order: Order, roots: Iterable[Requirement]) -> Needs:
-    """Everything that `roots` require on the target, as this environment has it."""
+    """Returns all packages that `roots` require on the target, in this environment's versions."""
     has = {canonicalize_name(name) for name in order.has}
     target = {"python_version": order.python, "python_full_version": f"{order.python}.0"}
     marks: dict[str, str] = {**default_environment(), **target}
@@ -136,7 +136,7 @@ def _installed(name: str) -> importlib.metadata.Distribution:
 
 
 def _stands_alone(name: str) -> bool:
-    """Tells whether a package is here, pure Python, and needs no other, so it can be carried."""
+    """Tells whether a package can be carried: it is installed, pure Python, and needs no other."""
     try:
         distribution = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
@@ -163,7 +163,7 @@ def requirements() -> list[Requirement]:
 
 
 def wheels(versions: Mapping[str, str], order: Order, folder: Path) -> dict[str, Path]:
-    """The wheels of these packages for the target, downloaded where they are not in `folder`."""
+    """Returns the wheels of these packages for the target; downloads those not in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     missing = {name: v for name, v in versions.items() if not _wheel(folder, name, v, order)}
     for name, version in missing.items():
@@ -189,7 +189,7 @@ def wheels(versions: Mapping[str, str], order: Order, folder: Path) -> dict[str,
 
 
 def _wheel(folder: Path, name: str, version: str | None, order: Order) -> Path | None:
-    """A wheel for the target in `folder`; of any version if that is None."""
+    """Returns a wheel for the target in `folder`, of any version if `version` is None."""
     tag = "cp" + order.python.replace(".", "")
     for path in sorted(folder.glob("*.whl")):
         wheel_name, wheel_version, _, tags = parse_wheel_filename(path.name)
@@ -212,7 +212,7 @@ def _pip_download(requirement: str, order: Order, folder: Path) -> bool:
 
 
 def install(wheel: Path, site: Path) -> None:
-    """Unpack a wheel, without what nothing needs at run time."""
+    """Unpacks a wheel without the files that are not needed at run time."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
             name = member.filename
@@ -239,7 +239,7 @@ def install(wheel: Path, site: Path) -> None:
 
 
 def build(order: Order, tell: Callable[[str], None]) -> list[Path]:
-    """The pack's parts in `order.out`; what was there of an earlier pack is replaced."""
+    """Builds the parts of the pack in `order.out`, in place of those of an earlier pack."""
     if order.part_mib < 1:
         raise BuildError(f"--part-mib {order.part_mib}; must be at least 1.")
     order.out.mkdir(parents=True, exist_ok=True)
@@ -290,7 +290,7 @@ def build(order: Order, tell: Callable[[str], None]) -> list[Path]:
 
 
 def remove_parts(out: Path) -> None:
-    """Removes the parts of the pack before; BuildError for anything else that is called so."""
+    """Removes the parts of an earlier pack; BuildError for anything else with such a name."""
     parts = sorted(out.glob("part-*"))
     for part in parts:
         if not (part / "manifest.json").is_file():
@@ -304,7 +304,7 @@ def _listed(names: Mapping[str, str]) -> str:
 
 
 def _copy_kernels(folders: Sequence[Path], cache: Path, to: Path) -> list[str]:
-    """Binaries and their metadata; not the sources, which nothing reads."""
+    """Copies binaries and their metadata; the sources are not needed."""
     names = []
     for folder in folders:
         for file in sorted(folder.iterdir()):
@@ -319,9 +319,9 @@ def _copy_kernels(folders: Sequence[Path], cache: Path, to: Path) -> list[str]:
 def write_parts(
     inside: Path, to: Path, manifest: dict[str, Any], part_mib: int, cache: Path
 ) -> None:
-    """`inside` as one compressed archive, cut into folders `part-N` with a manifest each.
+    """Writes `inside` as one compressed archive, cut into folders `part-N` with a manifest each.
 
-    It is a .tar.xz of two streams. That of the packages takes minutes: it is kept in `cache`.
+    It is a .tar.xz of two streams. That of the packages takes minutes, so it is kept in `cache`.
     """
     files = [path for path in sorted(inside.rglob("*")) if path.is_file()]
     kernel_roots = ("kernels", "contents.json")
@@ -362,7 +362,7 @@ def write_parts(
 
 
 def _kept_stream(inside: Path, files: Sequence[Path], cache: Path) -> Path:
-    """These files compressed, from `cache` if they were there before; others there are removed."""
+    """Returns these files compressed, from `cache` if they are there; older ones are removed."""
     digest = hashlib.sha256(repr(_FILTERS).encode())
     for path in files:
         digest.update(f"{path.relative_to(inside)} {path.stat().st_mode} ".encode())
@@ -380,7 +380,7 @@ def _kept_stream(inside: Path, files: Sequence[Path], cache: Path) -> Path:
 
 
 def _compress(inside: Path, files: Sequence[Path], out: IO[bytes], *, last: bool) -> None:
-    """A stream of .xz with the files' part of a tar, the same whoever makes it and when."""
+    """Writes an .xz stream with the files' part of a tar, always with the same bytes."""
     stream = lzma.LZMACompressor(lzma.FORMAT_XZ, filters=_FILTERS)
     for path in files:
         member = tarfile.TarInfo(path.relative_to(inside).as_posix())

@@ -36,10 +36,10 @@ class Loaded:
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[Loaded]]:
-    """The list of modules that warp loads within, in order, as it grows.
+    """Yields the list of modules that warp loads in the block, in order, as it grows.
 
-    Once for each device: warp keeps what it has loaded. Modules that were loaded before do not
-    count. Not for several threads at once.
+    A module is loaded once for each device, so modules loaded before are missing. It is not for
+    several threads at once.
     """
     import warp._src.context as context
 
@@ -81,7 +81,7 @@ def summary(loaded: Sequence[Loaded]) -> dict[str, Any]:
 
 
 def observed(env_id: str, num_env: int, device: str) -> dict[str, Any]:
-    """Make the environments, reset them and take a step; what warp loaded for that."""
+    """Makes environments, resets them and takes a step; returns what warp loaded for that."""
     import torch
 
     from gmi_drl.roles.envs import make_env

@@ -18,10 +18,10 @@ Blocks = Iterator[list[Cell]]
 
 
 def warmed(stage: Stage, cells: Sequence[Cell]) -> list[Cell]:
-    """The cells, and before what needs it a cell that compiles what the adapter then keeps.
+    """Returns the cells, with warm-ups that compile what the adapter keeps before the others.
 
-    Kernels of adapter warp are of an environment: all come first. Those of mjx are of an
-    environment and a num_env: each comes before the block that has it first.
+    Kernels of adapter warp depend on the environment: all warm-ups come first. Those of mjx also
+    depend on num_env: each comes before the first block that needs it.
     """
     if stage.adapter not in ("warp", "mjx"):
         return list(cells)
@@ -41,12 +41,12 @@ def warmed(stage: Stage, cells: Sequence[Cell]) -> list[Cell]:
             for cell, warm_up in zip(block, needed, strict=True)
         ]
     if stage.adapter == "warp":
-        ordered.sort(key=lambda cell: cell.kind != "warm")  # which keeps the order otherwise
+        ordered.sort(key=lambda cell: cell.kind != "warm")  # a stable sort
     return ordered
 
 
 def _warm_up(stage: Stage, cell: Cell) -> Cell | None:
-    """The cell that compiles what `cell` runs; None if it simulates nothing."""
+    """Returns the cell that compiles what `cell` runs; None if it simulates nothing."""
     env, num_env = cell.what.get("env"), cell.what.get("num_env")
     if env is None or (stage.adapter == "mjx" and not isinstance(num_env, int)):
         return None
@@ -56,7 +56,7 @@ def _warm_up(stage: Stage, cell: Cell) -> Cell | None:
 
 
 def ladder(stage: Stage, experiment: str, climbed: bool) -> list[Cell]:
-    """The exclusive process by num_env if it is climbed, and where there are graphs one eager."""
+    """Returns the exclusive process by num_env if `climbed`, and an eager one if it has graphs."""
     mode = {"training": "sync", "serving": "serving"}.get(experiment)
     if mode is None:
         return []
@@ -71,12 +71,12 @@ def ladder(stage: Stage, experiment: str, climbed: bool) -> list[Cell]:
 
 
 def _captured(stage: Stage) -> bool | None:
-    """The `capture` of cells that are captured where there are graphs."""
+    """Returns the `capture` of cells that use graphs where there are any."""
     return True if True in stage.captures else None
 
 
 def _rate(stage: Stage, experiment: str, block: str, side: str, repeat: int, **what: Any) -> Cell:
-    """One launch whose steps/s are measured."""
+    """Returns the cell of a launch whose steps/s are measured."""
     network = what.get("network", stage.networks[0])
     settings = {
         "mode": "sync", "gmis": 1, "devices": 1, "backend": stage.exclusive, "capture": None,
@@ -88,10 +88,10 @@ def _rate(stage: Stage, experiment: str, block: str, side: str, repeat: int, **w
 
 
 def _throughput(experiment: str, stage: Stage, repeat: int) -> Blocks:
-    """For each k all shares beside the exclusive process.
+    """Yields for each k all shares beside the exclusive process.
 
-    Of a fixed ladder at each num_env, as many in all. Else with those of the best exclusive
-    process: first as many environments in all as it has, then as many in each GMI.
+    With a fixed ladder this is at each of its num_env, with as many environments in all. Otherwise
+    it is at the best num_env of the exclusive process: first as many in all, then in each GMI.
     """
     mode = "sync" if experiment == "training" else "serving"
 
@@ -123,7 +123,7 @@ def _throughput(experiment: str, stage: Stage, repeat: int) -> Blocks:
 
 
 def _num_env(stage: Stage, repeat: int) -> Blocks:
-    """One process with n environments, and k GMIs with n / k each."""
+    """Yields one process with n environments, and k GMIs with n / k each."""
     if not stage.gmis:
         return
     for network, total in itertools.product(stage.networks, stage.totals):
@@ -139,7 +139,7 @@ def _num_env(stage: Stage, repeat: int) -> Blocks:
 
 
 def _tuner(stage: Stage, repeat: int) -> Blocks:
-    """The tuner by itself, once; then its choice beside the best of the suite's own rows."""
+    """Yields the tuner by itself, once; then its choice beside the best of the suite's own rows."""
     for cap in stage.caps:
         questions = [(f"{network}, {cap} environments", network) for network in stage.networks]
         for block, network in questions if repeat == 0 else ():
@@ -161,7 +161,7 @@ def _tuner(stage: Stage, repeat: int) -> Blocks:
 
 
 def _precision(stage: Stage, repeat: int) -> Blocks:
-    """One process and GMIs in each precision, as many environments in all."""
+    """Yields one process and GMIs in each precision, with as many environments in all."""
     sides: dict[str, dict[str, Any]] = {BASELINE: {}}
     for k in stage.gmis[:1]:
         sides[f"{k} {stage.packer}"] = {"gmis": k, "split": k, "backend": stage.packer}
@@ -173,7 +173,7 @@ def _precision(stage: Stage, repeat: int) -> Blocks:
 
 
 def _eager(stage: Stage, repeat: int) -> Blocks:
-    """Kernels launched one by one, as by simulators that cannot be captured: the paper's case."""
+    """Yields runs without graphs, as with simulators that cannot be captured: the paper's case."""
     share = "mps-uncapped" if stage.packer == "mps" else stage.packer
     total = stage.ladder[0]
     for k in stage.gmis if False in stage.captures else ():
@@ -190,7 +190,7 @@ def _eager(stage: Stage, repeat: int) -> Blocks:
 
 
 def _reduction(stage: Stage, repeat: int) -> Blocks:
-    """All strategies among k GMIs of a device, and among devices."""
+    """Yields all strategies among k GMIs of a device, and among devices."""
     shapes = [(1, k, b) for k in stage.gmis for b in stage.backends]
     if stage.devices > 1:
         shapes += [(stage.devices, 1, stage.exclusive)]
@@ -205,7 +205,7 @@ def _reduction(stage: Stage, repeat: int) -> Blocks:
 
 
 def _experience(stage: Stage, repeat: int) -> Blocks:
-    """Agents and a trainer apart: on two devices where there are two, else on one."""
+    """Yields agents and a trainer apart: on two devices where there are two, else on one."""
     apart = stage.devices > 1
     placement = {"devices": 2 if apart else 1, "gmis": 1 if apart else 2, "backend": stage.packer}
     num_env = stage.apart
@@ -224,7 +224,7 @@ def _experience(stage: Stage, repeat: int) -> Blocks:
 
 
 def _learning(stage: Stage, repeat: int) -> Blocks:
-    """The same learning problem by one process and by GMIs, for the same time."""
+    """Yields the same learning problem by one process and by GMIs, for the same time."""
     sides = {BASELINE: {"gmis": 1, "backend": stage.exclusive}}
     for k in stage.gmis[:1]:
         sides[f"{k} {stage.packer}"] = {"gmis": k, "backend": stage.packer}
@@ -241,7 +241,7 @@ def _learning(stage: Stage, repeat: int) -> Blocks:
 
 
 def _start(stage: Stage, repeat: int) -> Blocks:
-    """GMIs that do nothing."""
+    """Yields GMIs that do nothing."""
     for backend in stage.backends:
         what = {
             "devices": 1, "gmis": sorted({1, *stage.gmis}), "backend": backend, "mode": "sync",
@@ -251,7 +251,7 @@ def _start(stage: Stage, repeat: int) -> Blocks:
 
 
 def _devices(stage: Stage, repeat: int) -> Blocks:
-    """One device, all of them, and all of them cut: as many environments on each device."""
+    """Yields one device, all, and all with several GMIs; num_env of a device is the same."""
     g = stage.devices
     k = next((k for k in stage.gmis if stage.kind == "gpu" or g * k <= len(stage.cores)), 0)
     if g < 2:

@@ -14,11 +14,11 @@ class Idle:
     """A GMI that does nothing."""
 
     def ready(self) -> bool:
-        """It is in its slice, which was verified before this was made."""
+        """Answers: its slice was verified before it was made."""
         return True
 
     def torch(self, on_gpu: bool) -> float:
-        """Something is computed on its device."""
+        """Computes something on its device."""
         import torch
 
         return float((torch.ones(64, 64, device="cuda" if on_gpu else "cpu") @ torch.ones(64, 1)
@@ -37,9 +37,9 @@ class Reducing:
         self._groups = {name: spec.join(rank, wait) for name, spec in groups.items()}
 
     def run(self, sizes: Sequence[int], rounds: int, repeats: int) -> dict[tuple[str, int], Spans]:
-        """The spans of each strategy and size, repeat by repeat of each round in turn.
+        """Returns the spans of each strategy and size, round by round with all repeats.
 
-        The sum is checked after each round: every rank has its number + 1 in all places.
+        The sum is checked after each round: every rank's buffer is filled with its rank + 1.
         """
         import torch
 

@@ -21,9 +21,9 @@ HERE: Final = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 _MARK: Final = "cell: "
-ENDS_S: Final = 20.0  # for a cell that is asked to end: MPS daemons take some
-_GOES_S: Final = 3.0  # for what is on its way out when a cell has ended
-_TELLS_S: Final = 10.0  # between two words on a cell that goes on
+ENDS_S: Final = 20.0  # for a cell that is asked to end: MPS daemons take a while
+_GOES_S: Final = 3.0  # for processes and files that are still going when a cell has ended
+_TELLS_S: Final = 10.0  # between two messages about a cell that goes on
 _SHM: Final = Path("/dev/shm")
 
 
@@ -34,10 +34,10 @@ def measured(
     kept: Path,
     tells: Callable[[float], None] = lambda took_s: None,
 ) -> dict[str, Any]:
-    """The record of a resolved cell: what it found, or `failed` and `why`; and what it left.
+    """Returns the record of a resolved cell: results, or `failed` and `why`; and what it left.
 
-    `kept` is where it writes what it can go on from; `tells` hears every ten seconds how many have
-    passed. Blocks for `deadline_s`, and some seconds more where the cell has to be ended.
+    It writes what it can resume from to `kept`; `tells` is called every ten seconds with the
+    seconds so far. Blocks for `deadline_s`, and some seconds more if the cell has to be ended.
     """
     from gmi_drl.gmi.lease import sweep
 
@@ -73,14 +73,14 @@ def measured(
 
 
 def cell_lock(kept: Path) -> Path:
-    """Returns the lock that a cell holds until it ends, also if its suite was killed before."""
+    """Returns the lock that a cell holds until it ends, even if its suite was killed before."""
     return kept.with_name("cell.lock")
 
 
 def _timed_out(
     process: subprocess.Popen[bytes], deadline_s: float, tells: Callable[[float], None]
 ) -> bool:
-    """Waits for its end; whether it has none within the deadline."""
+    """Waits for the end of a process; tells whether it missed the deadline."""
     began_s = time.monotonic()
     while (left_s := began_s + deadline_s - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -92,7 +92,7 @@ def _timed_out(
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """A run directory: what a suite that is killed leaves of it, the next run takes away."""
+    """Makes a run directory; what a killed suite leaves of it, the next run removes."""
     from gmi_drl.runtime.process import run_directory
 
     path, lock = run_directory.create()
@@ -104,7 +104,7 @@ def _folder() -> Iterator[Path]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Asks first, so that daemons and slices are given back."""
+    """Ends a process; it is asked first, so that it releases daemons and slices."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -115,7 +115,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _leftovers(session: int, before: set[str]) -> list[str]:
-    """Processes of the cell's session and shared memory of ours that do not go; what is found."""
+    """Returns processes of the cell's session and shared memory of ours that remain."""
     until_s = time.monotonic() + _GOES_S
     while True:
         leftovers = [f"process {pid}" for pid in _session(session)]
@@ -141,7 +141,7 @@ def _shared() -> set[str]:
 
 
 def main(path: str) -> int:
-    """The cell itself. It ends when the suite does."""
+    """Runs the cell; it ends when the suite does."""
     from gmi_drl.launcher.interrupts import terminate_as_interrupt
     from gmi_drl.runtime.cache_files import locked
     from gmi_drl.runtime.process.child_setup import PR_SET_PDEATHSIG, prctl
@@ -149,7 +149,7 @@ def main(path: str) -> int:
     request = json.loads(Path(path).read_text())
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != request["parent"]:
-        return 1  # it has ended before this was said
+        return 1  # the suite ended before prctl was called
     kept = Path(request["kept"])
     with terminate_as_interrupt(), locked(cell_lock(kept), timedelta(0), request["cell"]["key"]):
         from gpu.suite.cells import measure

@@ -38,7 +38,7 @@ from .watch import Following, Listening
 cloudpickle.register_pickle_by_value(bodies)  # GMIs do not look for modules here
 
 _IMPORTS: Final = timedelta(seconds=60)
-_ROUNDS: Final = 7  # of a reduction, after one that does not count
+_ROUNDS: Final = 7  # of a reduction, after a round that does not count
 _REPEATS: Final = 10  # in each
 _STEP: Final = timedelta(seconds=20)
 What = Mapping[str, Any]
@@ -47,7 +47,7 @@ _STRATEGIES: Final[tuple[Strategy, ...]] = ("mpr", "ipc", "mrr", "har")
 
 
 def rate(cell: What, stage: What, kept: Path) -> Result:
-    """Steps a second of a launch, its phases, memory and what it keeps busy."""
+    """Measures the steps a second of a launch, its phases, memory and utilisation."""
     what, timeout = cell["what"], CandidateTimeout(first_s=stage["first_s"])
     watch, ended = _run(
         what,
@@ -62,12 +62,12 @@ def rate(cell: What, stage: What, kept: Path) -> Result:
     if answer is None:
         return {"failed": "crash", "why": "the run ended by itself"}
     result = {k: v for k, v in asdict(answer).items() if v is not None} | watch.more()
-    result.setdefault("predictions_per_s", result["steps_per_s"])  # who trains also infers
+    result.setdefault("predictions_per_s", result["steps_per_s"])  # trainers also predict
     return result
 
 
 def curve(cell: What, stage: What, kept: Path) -> Result:
-    """Mean return of the last episodes against seconds of training, at most 60 points."""
+    """Measures the mean return of the last episodes against seconds of training, in 60 points."""
     what = cell["what"]
     watch, ended = _run(what, stage, lambda meter, _: Following(what["seconds"]))
     if isinstance(ended, Failed):
@@ -81,9 +81,10 @@ def curve(cell: What, stage: What, kept: Path) -> Result:
 
 
 def reduction(cell: What, stage: What, kept: Path) -> Result:
-    """Microseconds of each strategy that can run here, at each size; why the others cannot.
+    """Measures microseconds of each strategy that can run here, at each size; why others cannot.
 
-    From when the last rank begins until the last one has the result; strategies take turns.
+    A reduction lasts from when the last rank begins until the last one has the result; strategies
+    take turns.
     """
     what = cell["what"]
     layout = planned(load_config(config_of(what, stage)))
@@ -123,8 +124,10 @@ def reduction(cell: What, stage: What, kept: Path) -> Result:
 
 
 def start(cell: What, stage: What, kept: Path) -> Result:
-    """Seconds from nothing to k GMIs in their slices, with torch at work on their device, and to
-    nothing again. The fork server has its imports."""
+    """Measures the seconds to start k GMIs in their slices, to run torch there, and to end them.
+
+    The fork server has done its imports.
+    """
     rows = []
     for k in cell["what"]["gmis"]:
         layout = planned(load_config(config_of({**cell["what"], "gmis": k}, stage)))
@@ -141,7 +144,7 @@ def start(cell: What, stage: What, kept: Path) -> Result:
 
 
 def _run(what: What, stage: What, watch_of: Callable[[Meter, list[Path]], Any]) -> tuple[Any, Any]:
-    """Launches the cell's configuration; see `run_watched`. The list has the run's folder then."""
+    """Launches the cell's config; see `run_watched`. `watch_of` gets a list with its folder."""
     folders: list[Path] = []
 
     def config_in(folder: Path) -> Config:
@@ -175,7 +178,7 @@ def measure(cell: What, stage: What, kept: Path) -> Result:
     try:
         runtime.preloaded(_IMPORTS)
         return _KINDS[cell["kind"]](cell, stage, kept)
-    except Exception as error:  # a cell that cannot be is a row, not the end
+    except Exception as error:  # a cell that fails is a row, and the suite goes on
         refused = type(error).__name__ in ("ConfigError", "LayoutError", "EnvSpecError")
         return {"failed": "refused" if refused else "crash", "why": str(error)[-600:]}
     finally:

@@ -15,10 +15,10 @@ _UPDATES: Final = 20  # a batch is tried if a run has so many of them (selector/
 
 
 def config_of(what: What, stage: What) -> dict[str, Any]:
-    """The configuration that a cell launches; its folder is left to the launch.
+    """Returns the config that a cell launches; the launch sets its folder.
 
-    `capture` is one switch for all of a step: the policy's, the update's and, where the
-    environment has one, the simulation's.
+    `capture` is one switch for the graphs of the policy, of the update and, where the environment
+    has one, of the simulation.
     """
     mode, devices = what["mode"], what["devices"]
     is_async = mode == "async"
@@ -27,7 +27,7 @@ def config_of(what: What, stage: What) -> dict[str, Any]:
         "precision": what.get("precision", "fp32"),
     }  # fmt: skip
     if not is_async:
-        # Once: what an update of the asynchronous run takes, to be compared with it.
+        # Once: one epoch of one minibatch, as an update of the asynchronous run that it is beside.
         once = what.get("once", False)
         algorithm |= {"minibatches": 1 if once else 4, "epochs": 1 if once else 4}
     hardware: dict[str, Any] = {"backend": what["backend"], "num_gpus": devices}
@@ -66,10 +66,9 @@ def config_of(what: What, stage: What) -> dict[str, Any]:
 
 
 def tune_config_of(what: What, stage: What) -> dict[str, Any]:
-    """The same with num_env and the number of GMIs left to the tuner.
+    """Returns the same config with num_env and the number of GMIs left to the tuner.
 
-    All GMIs together have `cap` environments at most: their batch is then as large as a run of so
-    many steps may have.
+    All GMIs together have at most `cap` environments: the steps of the run allow no larger batch.
     """
     config = config_of({**what, "gmis": "auto", "num_env": "auto"}, stage)
     config["run"]["total_steps"] = _UPDATES * _HORIZON * what["cap"]

@@ -18,19 +18,19 @@ from .stage import EXPERIMENTS, Cell, Stage
 Records = Mapping[str, Mapping[str, Any]]
 What = Mapping[str, Any]
 SETTING: Final = ("gmis", "backend", "num_env", "capture", "sm_overcommit")
-_OF_ITS_OWN: Final = ("training", "num_env")  # whose rows are what the tuner is held against
+_OF_ITS_OWN: Final = ("training", "num_env")  # whose rows the tuner is compared with
 
 
 class Open(Exception):
-    """Says that what a cell follows from is not measured."""
+    """The measurement that a cell depends on is missing."""
 
 
 def cells(stage: Stage, repeats: int, only: Sequence[str] = tuple(EXPERIMENTS)) -> list[Cell]:
-    """All cells in the order they are to be run.
+    """Returns all cells in the order in which they run.
 
-    First what others follow from: kernels, and the exclusive processes. Then experiments take
-    turns, block by block, so that each has its first row early; all is run once before anything is
-    run again.
+    First come cells that others depend on: kernels, and the exclusive processes. Then experiments
+    take turns, block by block, so that each has its first row early. Every cell runs once before
+    any is repeated.
     """
     names = [name for name in EXPERIMENTS if name in only]
     climbed = _ladders_of(stage, names)
@@ -47,7 +47,7 @@ def cells(stage: Stage, repeats: int, only: Sequence[str] = tuple(EXPERIMENTS)) 
 
 
 def _ladders_of(stage: Stage, names: Sequence[str]) -> set[str]:
-    """The experiments whose ladders cells of `names` follow from."""
+    """Returns the experiments whose ladders cells of `names` depend on."""
     modes = {
         cell.what["mode"]
         for name in names for block in BLOCKS[name](stage, 0) for cell in block
@@ -61,11 +61,11 @@ def _ladder_of(mode: str) -> str:
 
 
 def resolved(cell: Cell, records: Records) -> dict[str, Any]:
-    """The cell with what was open filled in; Open, and why, if that is not measured.
+    """Returns the cell with its open values filled in; Open says what is not measured.
 
-    `num_env: best` is the exclusive process's own best, of the ladder of the same mode, split among
-    the GMIs if `split`; in all cells of a block the same, whatever has been measured since. `own`:
-    the best of the suite's own rows; `tuned`: what the tuner chose.
+    `num_env: best` is the exclusive process's best in the ladder of the same mode, divided among
+    the GMIs if `split` is set; it stays the same in all cells of a block. `own` is the best of the
+    suite's own rows, `tuned` the tuner's choice.
     """
     what = dict(cell.what)
     if cell.needs and "failed" in records.get(cell.needs, {"failed": "not run"}):
@@ -91,9 +91,9 @@ def resolved(cell: Cell, records: Records) -> dict[str, Any]:
 
 
 def answers(record: Mapping[str, Any], cell: Cell) -> bool:
-    """Tells whether a kept record is of what the cell asks, so that it need not be run again.
+    """Tells whether a record is of the same settings as the cell, which then need not run again.
 
-    A warm-up that failed is no answer: an adapter keeps what it compiled, and goes on from there.
+    A failed warm-up runs again: the adapter keeps what it compiled, and goes on from there.
     """
     if record["kind"] == "warm" and "failed" in record:
         return False
@@ -105,7 +105,7 @@ def answers(record: Mapping[str, Any], cell: Cell) -> bool:
 
 
 def _best_of_block(cell: Cell, records: Records) -> What | None:
-    """The best that other cells of its block have been filled in with."""
+    """Returns the best setting that other cells of its block were filled in with."""
     for record in records.values():
         same_block = (record["experiment"], record.get("block")) == (cell.experiment, cell.block)
         if same_block and "best" in record["what"]:
@@ -118,16 +118,16 @@ def _setting(setting: What) -> dict[str, Any]:
 
 
 def best_of(records: Records, mode: str) -> What | None:
-    """Finds the fastest exclusive process of a mode's ladder; None if none was measured."""
+    """Returns the fastest exclusive process of a mode's ladder; None if none was measured."""
     ladder = f"{_ladder_of(mode)}/ladder/"
     return _fastest(r for k, r in records.items() if k.startswith(ladder))
 
 
 def own_best(records: Records, what: What) -> What:
-    """The fastest of the suite's own rows of the tuner's question; Open if there is none.
+    """Returns the fastest of the suite's own rows for the tuner's question; Open if there is none.
 
-    The same network, environment and device, and no more environments of all GMIs together; of
-    several GMIs those by the tuner's own backend. One process may be of any: it shares with none.
+    They have the same network, environment and devices, and no more environments in all; several
+    GMIs have the tuner's own backend. One process may be of any, as it shares with none.
     """
     question = [what[name] for name in ("network", "env", "mode", "devices")]
     best = _fastest(

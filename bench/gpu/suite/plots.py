@@ -18,7 +18,7 @@ _MARKERS: Final = "osDv^P<>"
 
 
 def draw(store: Store, rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Draws what there are rows for, in `folder`."""
+    """Draws the pictures for which there are rows, in `folder`."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -61,7 +61,7 @@ def _curves(store: Store) -> list[Any]:
 
 
 def _learning(figure: Any, records: Sequence[Any]) -> None:
-    """Return against seconds of training, a line a repeat, a colour a side."""
+    """Draws return against seconds of training, a line for each repeat, a colour for each side."""
     axis = figure.subplots()
     for place, side in enumerate(dict.fromkeys(record["side"] for record in records)):
         for number, record in enumerate(r for r in records if r["side"] == side):
@@ -83,7 +83,7 @@ def _learning(figure: Any, records: Sequence[Any]) -> None:
 
 
 def _throughput(figure: Any, rows: Sequence[Row]) -> None:
-    """Ratios over the exclusive process by k, a bar a backend."""
+    """Draws ratios over the exclusive process by k, a bar for each backend."""
     experiments = [e for e in ("training", "serving") if any(r["experiment"] == e for r in rows)]
     sides = list(dict.fromkeys(
         (row["side"], _environments(row)) for row in rows if row["side"] != BASELINE
@@ -132,12 +132,12 @@ def _throughput(figure: Any, rows: Sequence[Row]) -> None:
 
 
 def _environments(row: Row) -> str:
-    """Says "as many environments in each", or "4096 in all", from what its block is called."""
+    """Returns "as many environments in each" or "4096 in all", from the block's name."""
     return str(row["block"].partition(", ")[2] or "as many environments in all")
 
 
 def _reduction(figure: Any, rows: Sequence[Row]) -> None:
-    """A panel a shape: microseconds against bytes, a line a strategy and backend."""
+    """Draws microseconds against bytes: a panel for each shape, a line for strategy and backend."""
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 
     blocks = sorted({row["block"] for row in rows}, key=lambda b: [int(n) for n in b.split(" x ")])
@@ -176,7 +176,7 @@ def _reduction(figure: Any, rows: Sequence[Row]) -> None:
 
 
 def _draw_num_env(figure: Any, rows: Sequence[Row]) -> None:
-    """A column a network: throughput above, memory below, against environments in all."""
+    """Draws throughput and memory against environments in all, a column for each network."""
     networks = list(dict.fromkeys(row["network"] for row in rows))
     figure.set_size_inches(1.0 + 4.0 * len(networks), 5.6)
     axes = figure.subplots(2, len(networks), squeeze=False, sharex="col",
@@ -218,7 +218,7 @@ def _draw_num_env(figure: Any, rows: Sequence[Row]) -> None:
 
 
 def _draw_tuner(figure: Any, rows: Sequence[Row]) -> None:
-    """A panel a question: what the tuner measured, a line for each number of GMIs, its choice."""
+    """Draws the tuner's measurements and choice: a panel for each question, a line for each k."""
     figure.set_size_inches(1.0 + 3.6 * len(rows), 3.6)
     axes = figure.subplots(1, len(rows), squeeze=False)[0]
     for axis, row in zip(axes, rows, strict=True):
@@ -246,7 +246,7 @@ def _draw_tuner(figure: Any, rows: Sequence[Row]) -> None:
 
 
 def _errors_of(rows: Sequence[Row], key: str, spread: str) -> list[list[float]]:
-    """Returns how far down and up the repeats go; nothing is drawn for one repeat."""
+    """Returns how far the repeats reach down and up; NaN for one repeat, so nothing is drawn."""
     pairs = [
         (row[key] - row[spread][0], row[spread][1] - row[key]) if row["repeats"] > 1
         else (float("nan"), float("nan"))

@@ -31,15 +31,15 @@ _KEPT: Final = (
 
 
 def rows_of(store: Store) -> list[Row]:
-    """All rows that two cells of this suite make, and those that stand alone."""
+    """Returns the rows of all pairs of cells of this suite, and those of single cells."""
     kinds = (_ladder, _compared, _precisions, _tuned, _reductions, _returns, _starts)
     return [row for kind in kinds for row in kind(store)]
 
 
 def named(records: Sequence[Record]) -> Row:
-    """Returns what the rows of some cells say of them all: the median's phases, memory, settings.
+    """Returns what some cells have in common: phases, memory and settings of the median one.
 
-    Not captured in one of them is not captured: its time is in the ratio.
+    If one of them is not captured the row is not, as its time is in the ratio.
     """
     middle = sorted(records, key=lambda record: float(record["steps_per_s"]))[len(records) // 2]
     setting = {name: middle["what"][name] for name in _FIGURE if name in middle["what"]}
@@ -49,7 +49,7 @@ def named(records: Sequence[Record]) -> Row:
 
 
 def _groups(store: Store, kind: str) -> dict[tuple[str, str], dict[str, list[Record]]]:
-    """The records of a kind that have numbers, by (experiment, block) and by side."""
+    """Returns the records of a kind that did not fail, by (experiment, block) and by side."""
     groups: dict[tuple[str, str], dict[str, list[Record]]] = {}
     for record in store.records.values():
         if record["kind"] == kind and "failed" not in record:
@@ -59,7 +59,7 @@ def _groups(store: Store, kind: str) -> dict[tuple[str, str], dict[str, list[Rec
 
 
 def _compared(store: Store) -> Iterator[Row]:
-    """Each side of a block over its baseline: the median of the ratios within a repeat."""
+    """Yields each side of a block over its baseline: the median of the ratios within a repeat."""
     for (experiment, block), sides in _groups(store, "rate").items():
         base = next((name for name in _BASES if name in sides), None)
         if block == "ladder" or base is None:
@@ -76,14 +76,14 @@ def _compared(store: Store) -> Iterator[Row]:
 
 
 def _same_setting(records: Sequence[Record]) -> list[Record]:
-    """Those of the last one's setting: the best of the suite may be another when more is known."""
+    """Returns the records with the last one's setting, as the suite's best may have changed."""
     setting = max(records, key=lambda record: int(record["repeat"]))["what"]
     same = [[r["what"].get(name) == setting.get(name) for name in SETTING] for r in records]
     return [record for record, matches in zip(records, same, strict=True) if all(matches)]
 
 
 def _precisions(store: Store) -> Iterator[Row]:
-    """GMIs over one process of the same precision."""
+    """Yields GMIs over one process of the same precision."""
     for block, sides in _groups(store, "rate").items():
         if block[0] == "precision":
             for side, records in sides.items():
@@ -133,7 +133,7 @@ def _pair(
 def _over_eager(
     store: Store, experiment: str, block: str, side: str, records: Sequence[Record]
 ) -> Iterator[Row]:
-    """The same over the eager process of the ladder, whose num_env stands in the row's name."""
+    """Yields the same over the eager process of the ladder, whose num_env is in the row's name."""
     if experiment not in ("training", "serving") or side == BASELINE:
         return
     eager = [
@@ -161,7 +161,7 @@ def _ladder(store: Store) -> Iterator[Row]:
 
 
 def _reductions(store: Store) -> Iterator[Row]:
-    """Time of each strategy; ratio: that through the host over it."""
+    """Yields the time of each strategy; the ratio is that through the host over it."""
     for (_, block), sides in _groups(store, "reduction").items():
         for side, records in sides.items():
             cells: dict[tuple[str, int], list[float]] = {}
@@ -181,7 +181,7 @@ def _reductions(store: Store) -> Iterator[Row]:
 
 
 def _returns(store: Store) -> Iterator[Row]:
-    """Return after the whole of the time, half and a quarter of it. No ratio: it has no zero."""
+    """Yields the return after all, half and a quarter of the time, without a ratio."""
     for (_, block), sides in _groups(store, "curve").items():
         for side, records in sides.items():
             end = float(records[0]["what"]["seconds"])
@@ -206,7 +206,7 @@ def _returns(store: Store) -> Iterator[Row]:
 
 
 def return_at(record: Record, time_s: float) -> float | None:
-    """The return that was known after so many seconds of training."""
+    """Returns the return that was known after `time_s` seconds of training."""
     known = [float(value) for at_s, _, value in record["points"] if at_s <= time_s]
     return known[-1] if known else None
 
@@ -226,7 +226,7 @@ def _starts(store: Store) -> Iterator[Row]:
 
 
 def failures(records: Mapping[str, Record]) -> list[tuple[str, str, str]]:
-    """(cell, kind, why) of those that failed or left something."""
+    """Returns (cell, kind, why) of cells that failed or left something behind."""
     failed = []
     for key, record in records.items():
         if "failed" in record:

@@ -20,8 +20,8 @@ EXPERIMENTS: Final = {
     "devices": "several devices against one",
 }
 BASELINE: Final = "exclusive"
-WARM_UP: Final = "warm-up"  # what an adapter compiles, before what is measured; no experiment
-# How GMIs share a GPU: the backend, and to how many times the SMs the shares of k GMIs add up.
+WARM_UP: Final = "warm-up"  # what an adapter compiles before the measurements; no experiment
+# How GMIs share a GPU: the backend, and the sum of the shares of k GMIs over the GPU's SMs.
 SHARES: Final[Mapping[str, tuple[str, Callable[[int], float]]]] = {
     "direct": ("direct", lambda k: 1.0),
     "mps": ("mps", lambda k: 1.0),
@@ -30,26 +30,26 @@ SHARES: Final[Mapping[str, tuple[str, Callable[[int], float]]]] = {
     "green": ("green", lambda k: 1.0),
     "cpu": ("cpu", lambda k: 1.0),
 }
-# The fields of a stage that a cell is given: what it measures depends on no others.
+# The fields of a stage that a cell gets; its measurements depend on no others.
 _SETTINGS: Final = (
     "env", "adapter", "kind", "seconds", "least_s", "curve_s", "tune_s", "first_s", "cores",
     "reduction",
 )  # fmt: skip
-# The network that the paper trains in an environment, where it is not that of Ant.
+# The networks that the paper trains in other environments than Ant.
 _NETWORK_OF: Final = {
     "Humanoid-v5": "humanoid", "ShadowHand-v0": "shadowhand", "Barkour-v0": "anymal",
 }  # fmt: skip
 _ENV_OF: Final = {network: env for env, network in _NETWORK_OF.items()}
 _SECOND: Final = "shadowhand"
-# Adapters keep what they compile. Of warp all is there after its warm-up, and is loaded; mjx
-# compiles for each num_env, and that of a share of the best one is not known beforehand.
+# Adapters keep what they compile. After its warm-up warp only loads kernels; mjx compiles for each
+# num_env, and that of a share of the best one is not known beforehand.
 _FIRST_S: Final = {"warp": 60.0, "mjx": 150.0}
 Refusals = Callable[[str, str], Sequence[str]]  # env id, adapter: every reason it cannot run
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Says what the cells are made for: the environment, and what this machine is cut into."""
+    """Holds what the cells are made for: the environment, and the parts of this machine."""
 
     env: str
     adapter: str
@@ -78,29 +78,29 @@ class Stage:
     unusable: Mapping[str, str] = field(default_factory=dict)  # backend: why
 
     def env_of(self, network: str) -> str:
-        """The environment that a network is trained in."""
+        """Returns the environment that a network is trained in."""
         return self.envs.get(network, self.env)
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Those that the shares are of."""
+        """Returns the backends of the shares."""
         return tuple(dict.fromkeys(SHARES[name][0] for name in self.shares))
 
     @property
     def packer(self) -> str:
-        """The backend of experiments that try one only: MPS where it can be used, else green."""
+        """Returns the backend of experiments that try only one: MPS where it can be used, else green."""
         usable = [name for name in ("mps", "green") if name in self.backends]
         return [*usable, *self.backends, self.exclusive][0]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Returns what a cell is given of it, and what makes a suite; see `identity`."""
+        """Returns the fields that a cell gets, and that identify a suite; see `identity`."""
         return {name: getattr(self, name) for name in _SETTINGS}
 
     def narrowed(
         self, ladder: Sequence[int], gmis: Sequence[int], shares: Sequence[str], alone: bool
     ) -> Stage:
-        """The same with these alone, where they are given; `alone`: of the first network."""
+        """Returns the stage with these values alone, if given; `alone` keeps the first network only."""
         return replace(
             self,
             ladder=tuple(ladder) or self.ladder,
@@ -112,7 +112,7 @@ class Stage:
 
 
 def share_of(name: str, k: int) -> dict[str, Any]:
-    """The setting of k GMIs that share a device so."""
+    """Returns the setting of k GMIs that share a device in this way."""
     backend, overcommit_of = SHARES[name]
     overcommit = overcommit_of(k)
     return {"backend": backend} | ({"sm_overcommit": overcommit} if overcommit > 1 else {})
@@ -133,12 +133,12 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """By which its record is kept."""
+        """Returns the key of its record."""
         return f"{self.experiment}/{self.block}/{self.side}#{self.repeat}"
 
 
 def gpu_stage(env: str, adapter: str, topology: Any, refusals: Refusals) -> Stage:
-    """The stage of a machine with GPUs; `topology` as `discover` gives it."""
+    """Returns the stage of a machine with GPUs; `topology` is from `discover`."""
     unusable = dict(topology.unusable)
     usable = tuple(
         name for name, (backend, _) in SHARES.items() if backend not in (*unusable, "cpu")
@@ -155,7 +155,7 @@ def gpu_stage(env: str, adapter: str, topology: Any, refusals: Refusals) -> Stag
 
 
 def dry_stage(env: str, adapter: str, cores: Sequence[int], refusals: Refusals) -> Stage:
-    """The same experiments on groups of cores, small: they show that the suite works."""
+    """Returns a stage of small experiments on groups of cores, which show that the suite works."""
     max_gmis = max((k for k in (2, 4, 8) if k <= len(cores)), default=1)
     networks, envs = _networks(env, adapter, refusals)
     return Stage(
@@ -168,8 +168,10 @@ def dry_stage(env: str, adapter: str, cores: Sequence[int], refusals: Refusals) 
 
 
 def _networks(env: str, adapter: str, refusals: Refusals) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The environment's own network and a second one, which has its own environment by adapter
-    warp where that has it."""
+    """Returns the environment's own network and a second one, and the second's environment.
+
+    The second has an environment of its own where adapter warp has that.
+    """
     network = _NETWORK_OF.get(env, "ant")
     second = _SECOND if network != _SECOND else "ant"
     second_env = _ENV_OF.get(second, "Ant-v5")

@@ -34,15 +34,15 @@ Record = Mapping[str, Any]
 
 
 class MixedSuites(ValueError):
-    """Two sides of a comparison are of different runs."""
+    """The two sides of a comparison belong to different suites."""
 
 
 class NotASuite(ValueError):
-    """A file is not what a suite has written, or not all of it."""
+    """A file is not the complete results of a suite."""
 
 
 def ratio(ours: Record, theirs: Record, key: str) -> float:
-    """Ours over theirs; MixedSuites if they are not of the same suite."""
+    """Returns ours over theirs; MixedSuites if they are not of the same suite."""
     if ours["suite"] != theirs["suite"]:
         raise MixedSuites(
             f"{ours['key']} is of suite {ours['suite']}, {theirs['key']} of {theirs['suite']}: "
@@ -54,7 +54,9 @@ def ratio(ours: Record, theirs: Record, key: str) -> float:
 
 def source_digest(root: Path = ROOT) -> str:
     """Digests all code that a cell runs, committed or not, and the models that it simulates.
-    Others are another suite."""
+
+    Another digest is another suite.
+    """
     digest = hashlib.sha256()
     for name in _SOURCES:
         files = (path for path in (root / name).rglob("*") if path.suffix in (".py", ".xml"))
@@ -65,9 +67,9 @@ def source_digest(root: Path = ROOT) -> str:
 
 
 def identity(stage: Stage, machine: Sequence[str]) -> dict[str, Any]:
-    """Returns what makes a suite: results of another one are not compared with its own.
+    """Returns what identifies a suite; results of different suites are not compared.
 
-    `machine`: what `report.machine` does not say of it, such as the GPUs' driver.
+    `machine` has what `report.machine` does not, such as the GPUs' driver.
     """
     versions = {"python": sys.version.split()[0]}
     for package in _PACKAGES:
@@ -86,18 +88,18 @@ def identity(stage: Stage, machine: Sequence[str]) -> dict[str, Any]:
 
 
 class Store:
-    """The cells of one suite by key, in a file that always holds all that is finished."""
+    """Keeps the cells of one suite by key, in a file that always has all finished ones."""
 
     def __init__(self, path: Path, head: Mapping[str, Any], kept: Path | None = None) -> None:
         self.path, self.head = path, dict(head)
-        # Where this suite's cells write what they can go on from.
+        # Where this suite's cells write what they can resume from.
         self.kept = (kept or path.parent / ".kept") / str(head["suite"])
         self.records: dict[str, dict[str, Any]] = {}
         self.not_run: list[dict[str, str]] = []
 
     @classmethod
     def read(cls, path: Path, kept: Path | None = None) -> Store:
-        """A stored suite; NotASuite, or MixedSuites if not all of its cells are its own."""
+        """Reads a stored suite; NotASuite, or MixedSuites if it has cells of another one."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             store, cells = cls(path, document["head"], kept), document["cells"]
@@ -121,10 +123,10 @@ class Store:
     def open(
         cls, path: Path, suite: Mapping[str, Any], kept: Path | None = None
     ) -> tuple[Store, str]:
-        """The suite with this identity, gone on with if `path` holds it; what to say of that.
+        """Returns the suite with this identity, resumed if `path` has it, and a message on that.
 
-        Another suite's file is kept beside it under its own number, and taken back when it is
-        asked for.
+        Another suite's file is kept beside it under its own number, and restored when that suite
+        is asked for.
         """
         note = {"note": DRY_NOTE} if suite["stage"]["kind"] == "cpu" else {}
         head = {**note, **suite, "commit": report.commit(), "began": utc_now()}
@@ -133,7 +135,7 @@ class Store:
         store = cls.read(path, kept)
         number = store.head["suite"]
         if number == suite["suite"]:
-            store.head["stage"] = head["stage"]  # what cannot be used here today
+            store.head["stage"] = head["stage"]  # `unusable` may have changed since
             return store, f"going on with suite {number}: {len(store.records)} cells are there"
         other_path, own_path = (
             path.with_name(f"{path.stem}-{n}.json") for n in (number, suite["suite"])
@@ -146,7 +148,7 @@ class Store:
         return cls(path, head, kept), message
 
     def take(self, path: Path) -> str:
-        """Takes in the cells of a file given back that are not here yet; what to say of that."""
+        """Takes in the cells of an earlier file that are missing here, and returns a message."""
         other = Store.read(path)
         if other.head["suite"] != self.head["suite"]:
             return (
@@ -158,12 +160,12 @@ class Store:
         return f"{len(new)} cells of {path} are taken in"
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Keep a finished cell."""
+        """Keeps a finished cell."""
         self.records[record["key"]] = {"suite": self.head["suite"], **record}
         self.write()
 
     def write(self) -> None:
-        """Replaces the file as a whole; see `report.keep`."""
+        """Replaces the file atomically; see `report.keep`."""
         lines = ",\n".join(json.dumps(record) for record in self.records.values())
         head, not_run = json.dumps(self.head, indent=1), json.dumps(self.not_run, indent=1)
         text = f'{{"head": {head},\n"cells": [\n{lines}\n],\n"not_run": {not_run}\n}}\n'
@@ -171,10 +173,10 @@ class Store:
 
 
 def utc_now() -> str:
-    """The date and time that results carry."""
+    """Returns the date and time for results."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def slug(name: str) -> str:
-    """A machine's name as a folder's."""
+    """Returns a machine's name as the name of a folder."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -58,11 +58,11 @@ from gpu.suite.stage import EXPERIMENTS, SHARES, Cell, Stage, dry_stage, gpu_sta
 from gpu.suite.store import MixedSuites, NotASuite, Store, identity, slug, utc_now
 from gpu.suite.tables import show
 
-_WARP: Final = "Ant-v5"  # the default environment where adapter warp has it
+_WARP: Final = "Ant-v5"  # the default environment where adapter warp can run it
 _TORCH: Final = "BallBalance-v0"
-_ENDING: Final = timedelta(seconds=ENDS_S + 10)  # for what was killed with a cell that still ends
-_LOOK_S: Final = 0.2  # at what others do, before each cell
-_HANGS: Final = 2  # of one backend and share, after which a command leaves out the rest of it
+_ENDING: Final = timedelta(seconds=ENDS_S + 10)  # for a cell of a killed suite that is still ending
+_LOOK_S: Final = 0.2  # to measure the load of others before each cell
+_HANGS: Final = 2  # cells of a backend and share; after so many hangs the rest is left out
 _LEAST_S: Final = 6.0  # for a cell of a kind that has not been run yet
 
 
@@ -127,13 +127,13 @@ def _measure(options: argparse.Namespace, stage: Stage, store: Store) -> int:
         for key, _, _ in failures(store.records):
             if key in keys:
                 store.records.pop(key, None)
-    store.write()  # where it cannot be written, nothing is measured
+    store.write()  # fails before anything is measured
     run(store, stage, todo, 60 * options.minutes)
     show(store, None if options.no_pictures else store.path.parent)
     say(
         f"results: {store.path}; their tables again: bench/gpu/suite/suite.py --report {store.path}"
     )
-    # A refusal is an answer, unless it is of what was named.
+    # A refusal is a result, unless it is of a reduction that was asked for by name.
     named = options.reduction != "auto"
     failed = [
         (key, why)
@@ -146,7 +146,7 @@ def _measure(options: argparse.Namespace, stage: Stage, store: Store) -> int:
 
 
 def run(store: Store, stage: Stage, todo: Sequence[Cell], budget_s: float) -> None:
-    """Measures what is not there yet until the budget is used; keeps what was not run."""
+    """Measures cells that are missing until the budget is used; records which were not run."""
     end_s = time.monotonic() + budget_s
     store.not_run, hangs = [], Counter[str]()
     for cell in todo:
@@ -182,7 +182,7 @@ def run(store: Store, stage: Stage, todo: Sequence[Cell], budget_s: float) -> No
 
 
 def _share_of(cell: Cell) -> str:
-    """Returns how its GMIs share a GPU: what makes one hang is likely to hang the next one, too."""
+    """Returns how its GMIs share a GPU; cells with the same share probably hang alike."""
     times = cell.what.get("sm_overcommit")
     return f"{cell.what.get('backend', 'no backend')}{'' if times is None else f' x {times:g}'}"
 
@@ -192,7 +192,7 @@ def _leave_out(store: Store, cell: Cell, why: str) -> None:
 
 
 def _usual_s(cell: Cell, records: Mapping[str, Mapping[str, Any]]) -> float:
-    """Returns what a cell of this kind takes."""
+    """Returns the median seconds of a cell of this kind."""
     known = [float(r["wall_s"]) for r in records.values() if r["kind"] == cell.kind]
     return statistics.median(known) if known else _LEAST_S + float(cell.what.get("seconds", 0.0))
 
@@ -213,7 +213,7 @@ def _outcome(record: Mapping[str, Any]) -> str:
 
 
 def _gpu(options: argparse.Namespace) -> tuple[Stage, str, list[str]] | None:
-    """The stage on this machine's GPUs, its folder, and what else says which machine; or None."""
+    """Returns the stage of this machine's GPUs, its folder and the driver; None without one."""
     try:
         topology = discover()
     except DiscoveryError as error:
@@ -247,7 +247,7 @@ def _tell_wait(holder: str) -> None:
 
 
 def say(text: str) -> None:
-    """A line for people. Where it cannot be written, a full disk say, the suite goes on."""
+    """Prints a line for people; where that fails, as on a full disk, the suite goes on."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
@@ -297,7 +297,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _count(least: int) -> Callable[[str], int]:
-    """Reads a whole number of at least `least`."""
+    """Returns a parser of whole numbers of at least `least`."""
 
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < least:

@@ -12,13 +12,13 @@ from .texts import gmis_text, phases_text, ratio_text, setting_text
 
 _PAYS: Final = 1.05  # less is noise
 Measurement = Mapping[str, Any]  # a candidate that was measured
-_BUSY: Final = 0.5  # cores of others that are told
+_BUSY: Final = 0.5  # cores that others use before it is reported
 _AIM: Final = 1.86  # the paper's average for sync training
 _AIM_NUM_ENV: Final = 4096
 
 
 def summary(store: Store, rows: Sequence[Row]) -> list[str]:
-    """Says where packing stops paying, in k, num_env and model, and why, from the rows."""
+    """Returns sentences on where packing stops paying, in k, num_env and model, and why."""
     sentences = [f"{DRY_NOTE}."] if "note" in store.head else []
     busy = max((float(r.get("others_cores", 0.0)) for r in store.records.values()), default=0.0)
     if busy > _BUSY:
@@ -38,7 +38,7 @@ def summary(store: Store, rows: Sequence[Row]) -> list[str]:
 
 
 def _packing_sentences(experiment: str, rows: Sequence[Row]) -> list[str]:
-    """Says what k GMIs give with the environments of one process and, apart from it, with more."""
+    """Returns what k GMIs gain with the environments of one process and, apart from that, with more."""
     rows = [row for row in rows if row["ratio"] and row["gmis"] > 1 and "eager" not in row["side"]]
     shared = [row for row in rows if _same_total(row)]
     totals = sorted({row["peer_setting"]["num_env"] for row in shared})
@@ -50,7 +50,7 @@ def _packing_sentences(experiment: str, rows: Sequence[Row]) -> list[str]:
 
 
 def _same_total_sentence(experiment: str, total: int, rows: Sequence[Row]) -> str:
-    """Says what k GMIs give that share `total` environments, the best of each k."""
+    """Returns what the best k GMIs gain that share `total` environments, for each k."""
     best = _best_by_k([row for row in rows if row["peer_setting"]["num_env"] == total])
     top = max(best.values(), key=lambda row: row["ratio"])
     verdict = f"most at k = {top['gmis']}"
@@ -65,7 +65,7 @@ def _same_total_sentence(experiment: str, total: int, rows: Sequence[Row]) -> st
 
 
 def _larger_total_sentences(rows: Sequence[Row]) -> list[str]:
-    """The rows with k times the environments: told, and no reason for a verdict on packing."""
+    """Returns what GMIs gain with k times the environments, without a verdict on packing."""
     best = _best_by_k([row for row in rows if not _same_total(row)])
     if not best:
         return []
@@ -90,12 +90,12 @@ def _ratios_text(best: Mapping[int, Row]) -> str:
 
 
 def _same_total(row: Row) -> bool:
-    """Tells whether its GMIs have no more environments together than the one process has."""
+    """Tells whether the GMIs together have no more environments than the one process."""
     return bool(row["gmis"] * row["num_env"] <= row["peer_setting"]["num_env"])
 
 
 def _num_env_sentences(network: str, rows: Sequence[Row]) -> list[str]:
-    """The border in num_env: the last that pays, the first after it that does not."""
+    """Returns the border in num_env: the last that pays, and the first after it that does not."""
     by_total = {row["peer_setting"]["num_env"]: row for row in rows}
     if not by_total:
         return []
@@ -123,7 +123,7 @@ def _num_env_sentences(network: str, rows: Sequence[Row]) -> list[str]:
 
 
 def _precision_sentences(rows: Sequence[Row]) -> list[str]:
-    """Says what precision gives one process, and packing in each."""
+    """Returns what precision gains for one process, and packing in each precision."""
     parts = []
     for row in rows:
         if row["side"].startswith(BASELINE) and row["precision"] != "fp32":
@@ -135,7 +135,7 @@ def _precision_sentences(rows: Sequence[Row]) -> list[str]:
 
 
 def _aim_sentence(experiment: str, rows: Sequence[Row]) -> str:
-    """Tells if GMIs reach the aim with the baseline's own environments, by the best such row."""
+    """Returns whether GMIs reach the aim with the baseline's own environments, by the best row."""
     text = (
         f"{experiment}, aim: >= {_AIM} over the exclusive captured baseline at num_env <= "
         f"{_AIM_NUM_ENV:,}:"
@@ -160,7 +160,7 @@ def _aim_sentence(experiment: str, rows: Sequence[Row]) -> str:
 
 
 def _larger_baseline_text(best: Row, rows: Sequence[Row]) -> str:
-    """Says what one process does with more environments than the baseline has, or may do."""
+    """Returns whether one process does better with more environments than the baseline has."""
     num_env = best["peer_setting"]["num_env"]
     same = ("network", "env", "mode", "devices")
     alone = [
@@ -192,7 +192,7 @@ def _phases_of(row: Row) -> str:
 
 
 def _tuner_sentences(rows: Sequence[Row]) -> list[str]:
-    """Says what the tuner chose in each question, beside the suite's own best, and its border."""
+    """Returns what the tuner chose in each question, beside the suite's own best, and its border."""
     tuner_rows = [row for row in rows if row["experiment"] == "tuner"]
     tuned = [row for row in tuner_rows if row["side"] == "tune"]
     choice_rows = {row["block"]: row for row in tuner_rows if row["side"] == "choice of tune"}
@@ -211,9 +211,9 @@ def _tuner_sentences(rows: Sequence[Row]) -> list[str]:
 
 
 def border(candidates: Sequence[Measurement]) -> str:
-    """Up to which k packing pays, up to how many environments in all, and why not beyond.
+    """Returns up to which k and how many environments in all packing pays, and why not beyond.
 
-    Settled only between numbers of GMIs that were measured with as many environments in all.
+    It is settled only between numbers of GMIs measured with a common number of environments in all.
     """
     best = _best(candidates, lambda candidate: candidate["gmis"])
     if 1 not in best or len(best) == 1:
@@ -248,19 +248,19 @@ def border(candidates: Sequence[Measurement]) -> str:
 def _have_common_total(
     candidates: Sequence[Measurement], sides: tuple[Measurement, Measurement]
 ) -> bool:
-    """Tells whether both numbers of GMIs were measured with as many environments in all."""
+    """Tells whether both numbers of GMIs were measured with a common number of environments."""
     baseline_totals, packed_totals = (set(_totals(candidates, side)) for side in sides)
     return bool(baseline_totals & packed_totals)
 
 
 def _totals(candidates: Sequence[Measurement], side: Measurement) -> list[int]:
-    """The environments in all that so many GMIs were measured with, rising."""
+    """Returns the totals of environments that this number of GMIs was measured with, rising."""
     measured = (candidate for candidate in candidates if candidate["gmis"] == side["gmis"])
     return sorted({int(candidate["gmis"] * candidate["num_env"]) for candidate in measured})
 
 
 def _border_by_total(candidates: Sequence[Measurement]) -> str:
-    """The border in environments, where as many in all were measured in one GMI and in several."""
+    """Returns the border in environments, from totals measured with one GMI and with several."""
     ratios = {}
     totals = sorted({c["gmis"] * c["num_env"] for c in candidates})
     for total in totals:
@@ -279,7 +279,7 @@ def _border_by_total(candidates: Sequence[Measurement]) -> str:
 
 
 def _choices_sentence(tuned: Sequence[Row]) -> str:
-    """The choices by network and environments, in a line."""
+    """Returns the choices by network and environments in one sentence."""
     parts = []
     for network in dict.fromkeys(row["network"] for row in tuned):
         rows = sorted((row for row in tuned if row["network"] == network), key=lambda r: r["cap"])

@@ -18,9 +18,9 @@ from .summary import summary
 
 
 def show(store: Store, folder: Path | None, console: Console | None = None) -> list[Path]:
-    """Rows as JSON lines on standard output, tables and the statement on standard error.
+    """Prints rows as JSON lines on standard output, tables and sentences on standard error.
 
-    The pictures, drawn anew in `folder`; None draws none.
+    Draws the pictures in `folder`, and returns their paths; with None it draws none.
     """
     console = console or Console(stderr=True, width=118, highlight=False)
     head, rows = store.head, rows_of(store)
@@ -64,7 +64,7 @@ def show(store: Store, folder: Path | None, console: Console | None = None) -> l
 
 
 def _not_run(store: Store) -> list[str]:
-    """Each cell of the first repeat, and how many of the later ones."""
+    """Returns a line for each cell of the first repeat, and one with the number of later ones."""
     firsts = [cell for cell in store.not_run if cell["key"].endswith("#0")]
     later = Counter(cell["key"].split("/")[0] for cell in store.not_run if cell not in firsts)
     lines = [f"not run: {cell['key']}: {cell['why']}" for cell in firsts]
@@ -98,7 +98,7 @@ def _text(value: float) -> str:
 
 
 def _more(row: Row) -> str:
-    """Says what else a row has to say, in few words."""
+    """Returns the other values of a row in a few words."""
     parts = []
     if row.get("device_bytes"):
         parts.append(f"{row['device_bytes'] / 2**30:.2f} GiB")

@@ -9,14 +9,14 @@ Shares = Mapping[str, float]
 
 
 def ratio_text(row: Mapping[str, Any]) -> str:
-    """With its spread, or that there is none."""
+    """Returns a ratio with its spread, or "one repeat"."""
     low, high = row["ratio_spread"]
     spread = f", {low:.2f} to {high:.2f}" if row["repeats"] > 1 else ", one repeat"
     return f"{row['ratio']:.2f}x{spread}"
 
 
 def setting_text(setting: Mapping[str, Any]) -> str:
-    """mps, 1,024 each; mps uncapped, 1,024 each."""
+    """Returns "mps, 1,024 each" or "mps uncapped, 1,024 each"."""
     overcommit = setting.get("sm_overcommit", 1.0)
     cap = "" if overcommit == 1 else f" x{overcommit:g}"
     if overcommit > 1 and overcommit >= setting["gmis"]:
@@ -25,12 +25,12 @@ def setting_text(setting: Mapping[str, Any]) -> str:
 
 
 def gmis_text(count: int) -> str:
-    """1 GMI, 2 GMIs."""
+    """Returns "1 GMI" or "2 GMIs"."""
     return f"{count} GMI{'' if count == 1 else 's'}"
 
 
 def phases_text(theirs: Shares, their_rate: float, ours: Shares, our_rate: float) -> str:
-    """The time of 1,000 steps by phases, on both sides: they add up to 1,000 / (steps/s)."""
+    """Returns the time of 1,000 steps by phases on both sides, in total 1,000 / (steps/s)."""
     parts = []
     for phase in dict.fromkeys([*theirs, *ours]):
         shares = [float(side.get(phase, 0.0)) for side in (theirs, ours)]

@@ -24,10 +24,10 @@ Result = dict[str, Any]
 
 
 def tune(cell: What, stage: What, kept: Path) -> Result:
-    """Has `gmi-drl tune` choose for the cell's question, and returns all that it measured.
+    """Runs `gmi-drl tune` for the cell's question, and returns all that it measured.
 
-    Its record is in `kept`, the suite's own folder: one that was ended goes on, and what other
-    code has measured does not answer.
+    Its record is in `kept`, the suite's own folder: a tune that was interrupted is resumed, and
+    measurements of other code are not used.
     """
     what = cell["what"]
     question = TuneRequest.of(load_config(tune_config_of(what, stage)), None)

@@ -13,12 +13,12 @@ from gmi_drl.placement.slicing import memory_share
 from gmi_drl.selector.tune.profile.candidate_run import CandidateTimeout, StopRun
 from gmi_drl.selector.tune.profile.profiler import ProfileWatch
 
-_NOT_CAPTURED: Final = "not captured"  # what a GMI's log says of work that should have been
+_NOT_CAPTURED: Final = "not captured"  # in a GMI's log, of work that should be captured
 _MEANS: Final = ("predictions_per_s", "policy_lag_mean")
 
 
 class Listening(ProfileWatch):
-    """A profile that hears more than a profile asks for; see `more`.
+    """A profile that collects more than a profile needs; see `more`.
 
     `folders` has the run's folder as soon as that is known.
     """
@@ -54,16 +54,16 @@ class Listening(ProfileWatch):
             self._shares = {gmi_id: share.nbytes for gmi_id, share in shares.items() if share}
         try:
             super().tick(gang)
-        except StopRun:  # the folder goes with the run
+        except StopRun:  # the folder is removed with the run
             self._eager = _not_captured(self._folders)
             raise
 
     def more(self) -> dict[str, Any]:
-        """Returns what it heard: of the start, means over iterations but the first, and memory.
+        """Returns what it collected: times of the start, means after the first iteration, memory.
 
-        `gmi_mem_bytes` is the most that a GMI held, of all of them the most; `gmi_mem_share` that
-        over the GMI's own share. `sm_count`: of each GMI, as CUDA says. `not_captured`: what was to
-        be captured, and was not, in words.
+        `gmi_mem_bytes` is the largest peak of a GMI, `gmi_mem_share` the largest peak over the
+        GMI's own share. `sm_count` is that of each GMI by CUDA. `not_captured` has the messages
+        about work that should have been captured.
         """
         fields: dict[str, Any] = {}
         if self._first_at_s is not None:
@@ -86,7 +86,7 @@ class Listening(ProfileWatch):
 
 
 def _not_captured(folders: Sequence[Path]) -> list[str]:
-    """Returns what GMIs say of it in their logs, once each."""
+    """Returns the messages about it in the GMIs' logs, each once."""
     messages: dict[str, None] = {}
     for folder in folders:
         for path in sorted(folder.rglob("gmi*.log")):
