@@ -21,7 +21,7 @@ class _Producer:
 
 
 def run(cuts: list[list[tuple[int, list[Any]]]], horizons: int) -> dict[str, float]:
-    """Microseconds and CPU seconds of the driver for one horizon of one producer."""
+    """Returns microseconds and CPU seconds of the driver for one horizon of one producer."""
     if not ray.is_initialized():
         ray.init(include_dashboard=False, log_to_driver=False, num_cpus=len(cuts) + 1)
     make = ray.remote(_Producer)

@@ -18,31 +18,31 @@ LIMIT = timedelta(seconds=60)
 
 
 class Carrier(ABC):
-    """One producer's way to the consumer; passed to the producer's process."""
+    """Carries messages of one producer to the consumer; it is passed to the producer's process."""
 
     @classmethod
     @abstractmethod
     def make(cls, context: Any, folder: Path, producers: int) -> list[Any]:
-        """One for each producer."""
+        """Returns a carrier for each producer."""
 
     @abstractmethod
     def sender(self, cut: list[tuple[int, int]]) -> Send:
-        """In the producer; `cut`: (stream, bytes) of each message of a horizon."""
+        """Returns the producer's send; `cut` has (stream, bytes) of each message of a horizon."""
 
     @staticmethod
     @abstractmethod
     def receiver(carriers: list[Any]) -> Receive:
-        """In the consumer."""
+        """Returns the consumer's receive."""
 
     def finish(self) -> None:  # noqa: B027 - most need not
-        """In the producer, when all is sent: returns when the consumer has it."""
+        """Waits in the producer, when all is sent, until the consumer has it."""
 
     def done(self) -> None:  # noqa: B027
-        """In the consumer, when all is received, or it has failed."""
+        """Ends the consumer's side, when all is received or it has failed."""
 
 
 class Link(Carrier):
-    """Ours."""
+    """Carries messages by our transports."""
 
     kind: ClassVar[Any]
 
@@ -77,7 +77,7 @@ class Link(Carrier):
             sizes = [nbytes for index, nbytes in cut if index == stream]
             streams.append(StreamSpec(max(sizes), UNDER_WAY * len(sizes)))
         self.end = sender = self.spec.sender(b"", streams, LIMIT)
-        views: dict[tuple[Any, ...], list[Any]] = {}  # made once per slot and message's shape
+        views: dict[tuple[Any, ...], list[Any]] = {}  # one for each slot and shape of message
 
         def send(stream: int, parts: list[Any], sequence: int) -> None:
             slot = sender.reserve(stream)
@@ -164,7 +164,7 @@ class Tcp(Link):
 
 
 class Queue(Carrier):
-    """multiprocessing.Queue of tensors, or of arrays: what it pickles is what it costs."""
+    """Carries messages by multiprocessing.Queue of arrays, which pickles them."""
 
     module: ClassVar[str] = "multiprocessing"
 
@@ -215,13 +215,13 @@ class Queue(Carrier):
 
 
 class TorchQueue(Queue):
-    """torch.multiprocessing.Queue: each tensor's memory is shared, and mapped by the consumer."""
+    """Carries messages by torch.multiprocessing.Queue: the consumer maps each tensor's memory."""
 
     module = "torch.multiprocessing"
 
 
 class ZmqCopy(Carrier):
-    """Plain ZeroMQ ipc: send_multipart with copies, receive with copies."""
+    """Carries messages by plain ZeroMQ ipc, with copies on both sides."""
 
     def __init__(self, address: str, which: int, over: Any) -> None:
         self.address, self.which, self.over = address, which, over
@@ -285,7 +285,7 @@ CARRIERS: dict[str, type[Carrier]] = {
 
 
 def _split(memory: Any, like: list[Any]) -> list[Any]:
-    """Views of a message's bytes, shaped as `like`."""
+    """Returns views of a message's bytes, shaped as `like`."""
     import torch
 
     flat, start, views = memory.view(torch.float32), 0, []

@@ -63,7 +63,7 @@ def tensors(num_env: int) -> dict[str, Any]:
 
 
 class Agent:
-    """Puts segments as quickly as there is room for them."""
+    """Puts segments into its dispatchers as soon as there is room for them."""
 
     def __init__(self, links: Links, schemas: dict[str, Schema]) -> None:
         import torch
@@ -106,7 +106,7 @@ class Trainer:
         self.out = {c.name: torch.zeros(steps, num_env, *c.shape) for c in CHANNELS}
 
     def run(self, name: str, segments: int) -> float:
-        """Segments a second, of `segments` from each agent."""
+        """Returns segments a second, over `segments` from each agent."""
         batcher, out = self.batchers[name], self.out
         expected = [0] * self.agents
         begin = 0.0
@@ -127,7 +127,7 @@ class Trainer:
         return (segments * self.agents - 1) / (time.perf_counter() - begin)
 
     def copy(self, segments: int) -> float:
-        """Segments a second of the floor."""
+        """Returns segments a second of the floor."""
         import torch
 
         step, out = tensors(self.num_env), self.out
@@ -168,7 +168,7 @@ def actor(cls: type, name: str, place: int, places: int, *args: Any) -> Any:
 
 
 def measure(kind: Any, agents: int, options: argparse.Namespace) -> None:
-    """All rows of one transport and number of agents."""
+    """Measures all rows of one transport and number of agents."""
     steps, num_env = options.steps, options.num_env
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o700)

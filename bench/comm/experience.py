@@ -51,7 +51,7 @@ Result = dict[str, float]
 
 
 def horizon(seed: int) -> dict[str, Any]:
-    """The tensors of one horizon [STEPS, NUM_ENV, width]."""
+    """Returns the tensors of one horizon [STEPS, NUM_ENV, width]."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -62,7 +62,7 @@ def horizon(seed: int) -> dict[str, Any]:
 
 
 def messages(mode: str, tensors: dict[str, Any]) -> list[tuple[int, list[Any]]]:
-    """(stream, the tensors of one message) in the order of sending."""
+    """Returns (stream, the tensors of one message) in the order of sending."""
     rows = list(tensors.values())
     if mode == "horizon":
         return [(0, rows)]
@@ -75,7 +75,7 @@ def messages(mode: str, tensors: dict[str, Any]) -> list[tuple[int, list[Any]]]:
 
 
 def produce(carrier: Carrier, mode: str, horizons: int, seed: int) -> None:
-    """A producer's process."""
+    """Sends all horizons, in a producer's process."""
     import torch
 
     torch.set_num_threads(1)
@@ -88,7 +88,7 @@ def produce(carrier: Carrier, mode: str, horizons: int, seed: int) -> None:
 
 
 def consume(carriers: list[Carrier], mode: str, horizons: int) -> Result:
-    """Receives all horizons into tensors of its own; seconds, and what it cost this process."""
+    """Receives all horizons into tensors of its own; returns the time and the CPU time of one."""
     import torch
 
     targets = [
@@ -119,7 +119,7 @@ def consume(carriers: list[Carrier], mode: str, horizons: int) -> Result:
 
 
 def run(kind: str, mode: str, horizons: int, producers: int) -> Result:
-    """One contestant, once."""
+    """Runs one contestant once."""
     if kind == "ray":
         import by_ray
 
@@ -148,7 +148,7 @@ def run(kind: str, mode: str, horizons: int, producers: int) -> Result:
 
 
 def copy(mode: str, horizons: int) -> Result:
-    """The floor: the same tensors copied in one process, message by message."""
+    """Measures the floor: the same tensors copied in one process, message by message."""
     import torch
 
     cut = messages(mode, horizon(0))
@@ -165,7 +165,7 @@ def copy(mode: str, horizons: int) -> Result:
 
 
 def transports(modes: list[str], kinds: list[str], rounds: int, horizons: int) -> None:
-    """All rows of this part."""
+    """Measures and emits all rows of this part."""
     nbytes = STEPS * NUM_ENV * 4 * sum(CHANNELS.values())
     times: dict[tuple[str, str], list[Result]] = {}
     jobs: list[tuple[str, str, Callable[[], Result]]] = []
@@ -190,7 +190,7 @@ def transports(modes: list[str], kinds: list[str], rounds: int, horizons: int) -
 
 
 def row(name: str, mine: list[Result], theirs: list[Result], nbytes: int, mode: str) -> None:
-    """One JSON line, and one for people."""
+    """Emits a row, and prints a line for people."""
     ours, peers = ([result["us"] for result in results] for results in (mine, theirs))
     value = statistics.median(ours)
     per_horizon = len(messages(mode.rpartition("/")[2], horizon(0)))

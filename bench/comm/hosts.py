@@ -51,12 +51,12 @@ from cluster import Cluster, Network, why_no_network
 
 ANT_BYTES = 276_000
 HOSTS = (2, 3, 4)
-SEGMENT_BYTES = 1 << 20  # that a link hands on, and nobody copies
+SEGMENT_BYTES = 1 << 20  # sent over a link, and not copied by the trainer
 CONDITIONS = "hosts are namespaces of the network on one machine, which nobody else used"
 
 
 def gloo_of(group: Any, folder: str) -> Any:
-    """gloo over all ranks of all hosts, each at the address of its host."""
+    """Returns gloo over all ranks of all hosts, each at the address of its host."""
     import torch.distributed
 
     dist: Any = torch.distributed
@@ -69,7 +69,7 @@ def gloo_of(group: Any, folder: str) -> Any:
 def compare(
     group: Any, sizes: list[int], rounds: int, repeats: int, folder: str
 ) -> dict[int, dict[str, list[list[tuple[float, float]]]]]:
-    """Spans of the contestants by size, round by round, after a round that does not count."""
+    """Returns the spans of contestants by size and round, after a round that does not count."""
     import numpy as np
     import torch
 
@@ -122,7 +122,7 @@ def train(bucket: Any, reductions: int, sleep_s: float) -> float:
 def iterate(
     group: Any, nbytes: int, reductions: int, sleep_s: float, iterations: int
 ) -> list[tuple[float, float]]:
-    """Measures the seconds of iterations, and of a reduction in them on average."""
+    """Returns the seconds of each iteration, and the mean seconds of a reduction in it."""
     bucket = group.bucket("gradient", nbytes // 4)
     durations = []
     for _ in range(iterations + 3):
@@ -136,7 +136,7 @@ def iterate(
 def iterate_apart(
     group: Any, nbytes: int, reductions: int, sleep_s: float, iterations: int, rollout_s: float
 ) -> list[tuple[float, float]]:
-    """Measures the same of a trainer whose agent, a thread, takes `rollout_s` for a segment."""
+    """Returns the same of a trainer whose agent, a thread, takes `rollout_s` for a segment."""
     from gmi_drl.comm.errors import LinkEnded
     from gmi_drl.comm.transports import StreamSpec, create_link, wait_any
 
@@ -229,7 +229,7 @@ def main() -> None:
 
 
 def emit_kept(name: str, delay_us: int, body: Any, arguments: Any, given: Any) -> None:
-    """Emits what each of two to four hosts keeps of the throughput of one."""
+    """Emits the efficiency of two to four hosts, in terms of one host's throughput."""
     durations = {}
     for count in (1, *HOSTS):
         with (

@@ -35,7 +35,7 @@ _INPUTS, _OUTPUTS = 60, 9  # the Ant's observation; action and value
 
 
 class Rank:
-    """One process: a network, and its gradient in one bucket and in two."""
+    """One process, with a network whose gradient is in one bucket and in two."""
 
     def __init__(self, after: Any, late: Any, early: Any, rank: int, hidden: list[int]) -> None:
         import torch
@@ -48,7 +48,7 @@ class Rank:
             layers += [torch.nn.Linear(inputs, outputs), torch.nn.ELU()]
         self._network = torch.nn.Sequential(*layers[:-1])
         self._parameters = list(self._network.parameters())
-        self._split = len(self._parameters) // 4 * 2  # layers from here on are done first
+        self._split = len(self._parameters) // 4 * 2  # backward fills the layers from here on first
         self._groups = [spec.join(rank) for spec in (after, late, early)]
         counts = [p.numel() for p in self._parameters]
         head, tail = sum(counts[: self._split]), sum(counts[self._split :])
@@ -63,7 +63,7 @@ class Rank:
             parameter.register_post_accumulate_grad_hook(self._filled)
 
     def run(self, batch: int, rounds: int, repeats: int) -> dict[str, list[Spans]]:
-        """Spans of both, round by round, after a round that does not count."""
+        """Returns the spans of both, round by round, after a round that does not count."""
         import torch
 
         torch.manual_seed(self._groups[0].rank)
@@ -117,7 +117,7 @@ class Rank:
 
 
 def measure(ranks: int, hidden: list[int], batch: int, rounds: int, repeats: int) -> None:
-    """The row of one number of ranks and one network."""
+    """Measures the row of one number of ranks and one network."""
     groups = [create_group([f"rank {rank}" for rank in range(ranks)]) for _ in range(3)]
     actors = [
         runtime.remote(Rank)

@@ -46,7 +46,7 @@ from gmi_drl.comm import create_group
 
 STRATEGIES: tuple[Literal["mrr", "har"], ...] = ("mrr", "har")
 DEFAULT_BYTES = [4_000, 50_000, 224_000, 1_000_000, 3_000_000, 10_000_000, 100_000_000]
-LONGEST_BYTES = 120_000_000  # reduced in a round; of more than that there are fewer repetitions
+LONGEST_BYTES = 120_000_000  # reduced in a round, which limits the repetitions
 Spans = list[tuple[float, float]]  # (begin, end) of each repetition, seconds
 
 
@@ -66,7 +66,7 @@ class Rank:
         )
 
     def run(self, nbytes: int, rounds: int, repeats: int) -> dict[str, list[Spans]]:
-        """Spans of each contestant, round by round, after a round that does not count."""
+        """Returns the spans of each contestant and round, after a round that does not count."""
         import numpy as np
         import torch
         import torch.distributed as dist
@@ -126,20 +126,20 @@ class Rank:
 
 
 def layout(ranks: int) -> list[int]:
-    """The device of each rank: 2 devices with half of up to 4 ranks each, else 2 ranks on each."""
+    """Returns each rank's device: 2 devices for up to 4 ranks, otherwise 2 ranks on each device."""
     per_device = max(1, ranks // 2) if ranks <= 4 else 2
     return [rank // per_device for rank in range(ranks)]
 
 
 def cores_of(rank: int, ranks: int) -> tuple[int, ...]:
-    """An even share of the cores; one of them when there are more ranks."""
+    """Returns an even share of the cores, or one of them when there are more ranks."""
     cores = sorted(os.sched_getaffinity(0))
     start, stop = (len(cores) * r // ranks for r in (rank, rank + 1))
     return tuple(cores[start : max(stop, start + 1)])
 
 
 def measure(ranks: int, sizes: list[int], rounds: int, repeats: int) -> None:
-    """All rows of one number of ranks."""
+    """Measures all rows of one number of ranks."""
     with tempfile.TemporaryDirectory() as folder:
         members, devices = [f"rank {rank}" for rank in range(ranks)], layout(ranks)
         groups = {"ours": create_group(members, devices)}
@@ -166,7 +166,7 @@ def measure(ranks: int, sizes: list[int], rounds: int, repeats: int) -> None:
 def report(
     ranks: int, nbytes: int, answers: list[dict[str, list[Spans]]], repeats: int, mpi: list[float]
 ) -> None:
-    """A JSON line for each peer and a line for people."""
+    """Emits a row for each peer, and prints a line for people."""
     ours = medians(answers, "ours", latency)
     call = statistics.median(medians(answers, "ours", longest_call))
     peers = {"gloo": medians(answers, "gloo", latency), "copy": copy_medians(answers[0]["copy"])}
@@ -192,7 +192,7 @@ def report(
 
 
 def medians(answers: list[dict[str, list[Spans]]], name: str, of: Any) -> list[float]:
-    """The median of each round over its repetitions, microseconds."""
+    """Returns the median microseconds of each round over its repetitions."""
     rounds = zip(*(answer[name] for answer in answers), strict=True)
     return [statistics.median(map(of, zip(*ranks, strict=True))) * 1e6 for ranks in rounds]
 
@@ -202,7 +202,7 @@ def copy_medians(rounds: list[Spans]) -> list[float]:
 
 
 def latency(spans: tuple[tuple[float, float], ...]) -> float:
-    """From the last one's begin to the last one's end."""
+    """Returns the seconds from the begin of the last rank to the end of the last one."""
     return max(end for _, end in spans) - max(begin for begin, _ in spans)
 
 
@@ -233,13 +233,13 @@ for number in range(rounds + 1):
 
 
 def openmpi(ranks: int, nbytes: int, rounds: int, repeats: int) -> list[float]:
-    """The median of each round, or nothing when MPI is not installed."""
+    """Returns the median microseconds of each round; [] when MPI is not installed."""
     if not (shutil.which("mpiexec") and importlib.util.find_spec("mpi4py")):
         return []
     settings = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
     if os.getuid() == 0:
         settings |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    # By mpi4py's main: an error in one rank ends them all.
+    # With mpi4py's main an error in one rank ends all of them.
     arguments = [
         sys.executable,
         "-m",

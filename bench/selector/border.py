@@ -63,7 +63,7 @@ class Bordered(Made):
     contention: float
 
     def truth(self, candidate: Candidate) -> float:
-        """Steps/s without noise."""
+        """Returns steps/s without noise."""
         g = candidate.row.gmi_per_gpu
         n = g * candidate.num_env
         wait_s = self.border * self.work_s * self.contention
@@ -71,12 +71,12 @@ class Bordered(Made):
         return n / max(own_s, self.work_s * n * (1 + self.contention * (g - 1)))
 
     def memory(self, candidate: Candidate) -> float:
-        """The share of the memory that all GMIs of a device take: it never runs out."""
+        """Returns the share of the memory that all GMIs of a device take; it never runs out."""
         return candidate.row.gmi_per_gpu * (0.02 + 1e-6 * candidate.num_env)
 
 
 def generate(seed: int, cap: float) -> Bordered:
-    """The machine of a seed, asked for at most `cap` times its border in environments of all."""
+    """Returns a seed's machine, with a space of at most `cap` times its border in environments."""
     rng = random.Random(f"border/{seed}")
     border = 2 ** rng.uniform(10.0, 14.0)
     return Bordered(
@@ -91,7 +91,7 @@ def generate(seed: int, cap: float) -> Bordered:
 
 
 def _space(most: float) -> Space:
-    """Powers of two and the half steps between, no more than `most` in all."""
+    """Returns powers of two and the half steps between, no more than `most` in all."""
     counts = sorted({_LEAST * 2**i * half // 2 for i in range(16) for half in (2, 3)})
     return Space(
         tuple(
@@ -111,7 +111,7 @@ def right(machine: Bordered, played: Played) -> bool:
 
 
 def players(seed: int, cap: float) -> tuple[Bordered, dict[str, Played]]:
-    """All on the same machine, each with the same stream of noise."""
+    """Plays all players on the same machine, each with the same stream of noise."""
     machine = generate(seed, cap)
     ours = play(machine, default(machine.space, SECONDS))
     exhaustive_result = exhaustive(generate(seed, cap), ours.seconds * machine.space.size * SECONDS)
@@ -121,7 +121,7 @@ def players(seed: int, cap: float) -> tuple[Bordered, dict[str, Played]]:
 
 
 def row_of(side: str, seeds: Sequence[int]) -> dict[str, Any]:
-    """The row of a side of the border."""
+    """Returns the row of a side of the border."""
     chosen: dict[str, list[bool]] = {"default": [], "exhaustive": [], "paper": []}
     played, right_at, shares = [], {}, []
     for cap in CAPS[side]:
@@ -154,7 +154,7 @@ def holds(row: dict[str, Any]) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Both sides; 1 if the claim does not hold of one."""
+    """Measures both sides; returns 1 if the claim does not hold of one."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--machines", type=int, default=200)
     parser.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first")

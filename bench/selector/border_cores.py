@@ -48,7 +48,7 @@ _WRONG: Final = 0.98
 
 
 def job_of(network: str, most: int, budget_s: float) -> Config:
-    """A training job in which both numbers are open, with at most `most` environments in all."""
+    """Returns a job with num_env and GMIs open, and at most `most` environments in all."""
     horizon = 16
     return load_config(
         {
@@ -68,7 +68,7 @@ def job_of(network: str, most: int, budget_s: float) -> Config:
 
 
 def measure(network: str, options: argparse.Namespace) -> dict[str, Any] | None:
-    """The row of a network; None when there was nothing to compare."""
+    """Measures the row of a network; None when there was nothing to compare."""
     config = job_of(network, options.most, options.budget)
     say(f"{network}: tune")
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
@@ -91,7 +91,7 @@ def measure(network: str, options: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def best_of(findings: Sequence[CandidateResult]) -> dict[int, CandidateResult]:
-    """The fastest of each number of GMIs."""
+    """Returns the fastest of each number of GMIs."""
     fastest: dict[int, CandidateResult] = {}
     for finding in findings:
         g = finding.candidate.row.gmi_per_gpu
@@ -130,7 +130,7 @@ def holds(rows: Sequence[dict[str, Any]]) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Both networks; 1 if the claim does not hold."""
+    """Measures both networks; returns 1 if the claim does not hold."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, default=256, help="environments in all")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as cache:
-        os.environ["XDG_CACHE_HOME"] = cache  # nothing that was measured before answers
+        os.environ["XDG_CACHE_HOME"] = cache  # empty: no earlier measurement is used
         runtime.init(PRELOAD)
         rows = [row for network in NETWORKS if (row := measure(network, options)) is not None]
     for row in rows:

@@ -49,12 +49,12 @@ _DEFAULT: Final = ("ant", "humanoid")
 
 
 def kept(task: str) -> dict[str, Any] | None:
-    """The row of grid.py, if there is one."""
+    """Returns the row of grid.py, if there is one."""
     return rows_of(RESULTS / "selector.json").get(f"real/{task}")
 
 
 def measured(task: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The points, measured now."""
+    """Measures the points, and returns them."""
     config = job_of(task, "default", options.range or TASKS[task][2], 300.0)
     space, _ = space_of(config, find_devices(config))
     say(f"{task}: {space.size} points")
@@ -63,7 +63,7 @@ def measured(task: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def findings(points: Sequence[Mapping[str, Any]]) -> TuneResults:
-    """Returns what grid.py wrote, as the report has it."""
+    """Returns the points of grid.py as the report has them."""
     names = {field.name for field in fields(Measured)}
     profiles = []
     for entry in points:
@@ -78,7 +78,7 @@ def findings(points: Sequence[Mapping[str, Any]]) -> TuneResults:
 
 
 def stop(results: Sequence[CandidateResult]) -> CandidateResult | None:
-    """Finds where Algorithm 2 ends a row; None if it goes to its end."""
+    """Returns where Algorithm 2 stops in a row; None if it goes to the end."""
     powers = [f for f in results if f.candidate.num_env & (f.candidate.num_env - 1) == 0]
     for before, after in itertools.pairwise(powers):
         if sat(before.measured, after.measured) < ALPHA:
@@ -87,7 +87,7 @@ def stop(results: Sequence[CandidateResult]) -> CandidateResult | None:
 
 
 def draw(results_by_task: Mapping[str, TuneResults], folder: Path, where: str) -> list[Path]:
-    """A column a task: throughput above, memory below."""
+    """Draws throughput and memory, a column for each task."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
@@ -145,7 +145,7 @@ def draw(results_by_task: Mapping[str, TuneResults], folder: Path, where: str) -
 
 
 def row_of(task: str, results: TuneResults, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The row of a task."""
+    """Returns the row of a task."""
     best = max(results.all, key=lambda f: f.measured.steps_per_s)
     line = results.rows[best.candidate.row]
     knee, first = results.knee(best.candidate.row) or best, line[0]
@@ -174,7 +174,7 @@ def row_of(task: str, results: TuneResults, points: Sequence[Mapping[str, Any]])
 
 
 def parse() -> argparse.Namespace:
-    """Options from the command line."""
+    """Returns the options from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -191,7 +191,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Read or measure, draw, report; 1 if a task has no points."""
+    """Reads or measures, draws and reports; returns 1 if a task has no points."""
     options = parse()
     results_by_task: dict[str, TuneResults] = {}
     rows, machines = [], []

@@ -67,12 +67,12 @@ TASKS: Final = {
     "cartpole": ("CartPole-v1", [64, 64], (16, 1024)),
 }
 SEARCHES: Final = ("default", "paper")
-TOPS: Final = 4  # of the grid, that are measured again
+TOPS: Final = 4  # the fastest of the grid, which are measured again
 Rates: TypeAlias = dict[Candidate, list[float]]  # steps/s, round by round
 
 
 def job_of(task: str, search: str, limits: Sequence[int], budget_s: float) -> Config:
-    """A training job in which both numbers are open."""
+    """Returns a training job in which num_env and the number of GMIs are open."""
     env, network, _ = TASKS[task]
     return load_config(
         {
@@ -95,7 +95,7 @@ def job_of(task: str, search: str, limits: Sequence[int], budget_s: float) -> Co
 
 
 def two_cores() -> list[int]:
-    """Those that everything runs on."""
+    """Returns the two cores that everything runs on."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise SystemExit("two cores are needed: one for each of two GMIs.")
@@ -104,7 +104,7 @@ def two_cores() -> list[int]:
 
 @dataclass(frozen=True)
 class Played:
-    """Holds what `tune` did."""
+    """Holds the result of a `tune`."""
 
     winner: Candidate
     complete: bool  # the budget did not end it
@@ -114,7 +114,7 @@ class Played:
 
 
 def play(config: Config, folder: Path) -> Played:
-    """`gmi-drl tune` from nothing: it measures anew, and leaves its files in `folder`."""
+    """Runs `gmi-drl tune` from nothing; it leaves its files in `folder`."""
     began = time.monotonic()
     result = tune(config, output=folder / "tuned.yaml", again=True, view="none")
     seconds, recorded = time.monotonic() - began, record.read(result.record)
@@ -129,7 +129,7 @@ def play(config: Config, folder: Path) -> Played:
 
 
 class Stage:
-    """Measures for one task until its minutes are over; says what it does."""
+    """Measures candidates of one task until its minutes are over, and prints each result."""
 
     def __init__(self, task: str, profiler: Profiler, space: Space, minutes: float) -> None:
         self._task, self._profiler = task, profiler
@@ -152,7 +152,7 @@ class Stage:
 
 
 def whole(space: Space, seconds: float, stage: Stage) -> dict[Candidate, Measured | Failed]:
-    """The grid: every candidate once, the rows in turn."""
+    """Measures the whole grid: every candidate once, the rows in turn."""
     answers: dict[Candidate, Measured | Failed] = {}
     longest = max(map(len, space.rows))
     for candidate in (
@@ -166,7 +166,7 @@ def whole(space: Space, seconds: float, stage: Stage) -> dict[Candidate, Measure
 
 
 def confirm(candidates: Sequence[Candidate], seconds: float, rounds: int, stage: Stage) -> Rates:
-    """steps/s of each in each round that all of them ended."""
+    """Returns steps/s of each candidate in each round that all of them finished."""
     rates: Rates = {candidate: [] for candidate in candidates}
     for number in range(rounds):
         say(f"round {number + 1} of {rounds}")
@@ -179,7 +179,7 @@ def confirm(candidates: Sequence[Candidate], seconds: float, rounds: int, stage:
 
 
 def measure(task: str, options: argparse.Namespace) -> dict[str, Any] | None:
-    """All of a task, as a row; None when it could not be ended."""
+    """Measures a task, and returns its row; None if it could not be finished."""
     limits = options.range or TASKS[task][2]
     config = job_of(task, "default", limits, options.budget)
     space, held = space_of(config, find_devices(config))
@@ -237,7 +237,7 @@ def measure(task: str, options: argparse.Namespace) -> dict[str, Any] | None:
 def tuned(
     task: str, search: str, limits: Sequence[int], options: argparse.Namespace, stage: Stage
 ) -> Played:
-    """`tune` with a search; the pictures of `default` are kept where the options say."""
+    """Tunes with a search; the pictures of `default` are copied to --pictures."""
     say(f"{task}: tune, algorithm {search}")
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
         result = play(job_of(task, search, limits, options.budget), Path(folder))
@@ -272,19 +272,19 @@ def told(
 
 
 def plain_of(space: Space) -> Candidate:
-    """Finds what a plain user runs, one GMI with PLAIN environments, or what lies nearest to it."""
+    """Returns the candidate nearest to one GMI with PLAIN environments, a plain user's choice."""
     candidates = [candidate for row in space.rows for candidate in row]
     return min(candidates, key=lambda c: (c.row.gmi_per_gpu, abs(c.num_env - PLAIN)))
 
 
 def point(candidate: Candidate, answer: Measured | Failed) -> dict[str, Any]:
-    """One point of the grid."""
+    """Returns one point of the grid as fields."""
     fields = {"gmi_per_gpu": candidate.row.gmi_per_gpu, "num_env": candidate.num_env}
     return fields | {k: v for k, v in asdict(answer).items() if v is not None}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> None:
-    """The rows for people."""
+    """Prints the rows for people."""
     head = f"\n{'row':<16}{'chosen':<24}{'best of the grid':<24}{'ratio':>7}{'profiles':>12}"
     say(f"{head}{'seconds':>14}{'over plain':>12}")
     for row in rows:
@@ -301,7 +301,7 @@ def table(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def parse() -> argparse.Namespace:
-    """Options from the command line."""
+    """Returns the options from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -326,10 +326,10 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure and report; 1 if a task could not be ended."""
+    """Measures and reports; returns 1 if a task could not be finished."""
     options = parse()
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as cache:
-        os.environ["XDG_CACHE_HOME"] = cache  # nothing that was measured before answers
+        os.environ["XDG_CACHE_HOME"] = cache  # empty: no earlier measurement is used
         runtime.init(PRELOAD)
         rows = [row for task in options.tasks if (row := measure(task, options)) is not None]
     for row in rows:

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # there is a learning.py too
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # last: it has a learning.py, too
 
 from learning import TASKS, changed, given_of, shape_of
 from modes import lines_of
@@ -46,7 +46,7 @@ CLIPS: Final = {"update, grown, half the clip": 0.5, "update, grown, twice the c
 
 
 def configs_of(given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Returns the config as given, and what each rule makes of it with more environments."""
+    """Returns the config as given, and that of each rule with more environments."""
     configs = {GIVEN: given}
     for name, (keep, grown) in RULES.items():
         config = load_config(changed(given, tune={"keep": keep}))
@@ -65,9 +65,9 @@ def configs_of(given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def returns_of(config: Mapping[str, Any], seed: int) -> tuple[float, float]:
-    """Trains a seed; the return of the last 100 episodes, in the mean over steps and at the end.
+    """Trains a seed; returns the mean over steps of the return, and the return at the end.
 
-    Before the first episode has ended it is the return that is seen first.
+    The return is that of the last 100 episodes; before an episode has ended it is the first one.
     """
     lines = lines_of(changed(config, run={"seed": seed, "log_every": 1}))
     returns = [
@@ -81,7 +81,7 @@ def returns_of(config: Mapping[str, Any], seed: int) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Trains every rule and seed in turn, and tells."""
+    """Trains every rule and seed in turn, and emits the rows."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -396,7 +396,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed: list[str] = []
     if not options.rows_only and missing(raw, options):
         with tempfile.TemporaryDirectory(prefix="gmi-bench-") as cache:
-            os.environ["XDG_CACHE_HOME"] = cache  # nothing that was measured before answers
+            os.environ["XDG_CACHE_HOME"] = cache  # empty: no earlier measurement is used
             runtime.init(PRELOAD)
             measurement = Measurement(raw, options)
             measurement.run()

@@ -29,7 +29,7 @@ class TrainingRun:
     wall_s: float  # with start and end
     points: tuple[tuple[float, int, float], ...]  # seconds, steps, return of the last 100 episodes
     noise_scale: float | None  # samples: the median over the run; None: not measured
-    ended_early: bool  # it had reached a return that the target cannot exceed
+    ended_early: bool  # it reached a return that the target cannot exceed
     machine: str
     commit: str
 
@@ -57,12 +57,12 @@ class TuneRun:
 
 @dataclass(frozen=True)
 class Length:
-    """Says how many steps a way trains, so that it takes as long as the options allow."""
+    """Holds how many steps a way trains, so that it takes as long as the options allow."""
 
     task: str
     way: str
     total_steps: int
-    steps_per_s: float  # of a short run, which that comes from
+    steps_per_s: float  # of a short run, from which it is computed
 
 
 _KINDS = {"run": TrainingRun, "tune": TuneRun, "length": Length}
@@ -70,19 +70,19 @@ Line = TrainingRun | TuneRun | Length
 
 
 class RawFile:
-    """The lines of a file, and those that are added to it."""
+    """The lines of a raw file, to which lines can be added."""
 
     def __init__(self, path: Path, options: Mapping[str, Any] | None = None) -> None:
-        """Reads the file, and begins it if it is not there.
+        """Reads the file, or creates it.
 
-        `options` are those of this measurement, None: of the file's own. SystemExit where the file
-        has others, for its lines would not be comparable.
+        `options` are those of this measurement; None takes the file's own. SystemExit if the file
+        has others, as its lines would not be comparable.
         """
         self.path = path
         self.lines: list[Line] = []
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         complete = text[: text.rfind("\n") + 1]
-        if complete != text and options is not None:  # else nothing is added to it
+        if complete != text and options is not None:  # without options nothing is added to it
             os.truncate(path, len(complete.encode()))
         header, *lines = [json.loads(line) for line in complete.splitlines()] or [None]
         if header is None:
@@ -108,7 +108,7 @@ class RawFile:
             )
 
     def add(self, line: Line) -> None:
-        """Keeps a line, on disk when this returns."""
+        """Adds a line, which is on disk when this returns."""
         kind = next(name for name, line_type in _KINDS.items() if isinstance(line, line_type))
         self._append({"kind": kind, **asdict(line)})
         self.lines.append(line)

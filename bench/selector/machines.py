@@ -39,17 +39,17 @@ from gmi_drl.selector.tune.candidate import (
 )
 
 KINDS: Final = ("saturating", "memory", "contention", "noisy", "cliff", "staircase")
-_NOISY: Final = ("saturating", "memory", "contention", "cliff")  # what a noisy one is besides
-SECONDS: Final = 5.0  # of a first look; the noise of a machine is that of an answer in this time
+_NOISY: Final = ("saturating", "memory", "contention", "cliff")  # shapes of noisy machines
+SECONDS: Final = 5.0  # of a first look; a machine's noise is that of an answer in this time
 ENOUGH: Final = 0.02  # a profile ends early at this relative error
-USABLE: Final = 0.95  # of the memory: a run that takes long needs the rest
+USABLE: Final = 0.95  # of the memory: a long run needs the rest
 _HORIZON: Final = 16
 _ONE_GIB: Final = 2**30
 
 
 @dataclass(kw_only=True)
 class Made(ABC):
-    """Answers as machines that are made up do. Subclasses say the truth."""
+    """A machine that is made up, and answers like a real one; subclasses define the truth."""
 
     kind: str
     space: Space
@@ -58,26 +58,26 @@ class Made(ABC):
 
     @abstractmethod
     def truth(self, candidate: Candidate) -> float:
-        """Steps/s without noise; 0 where memory runs out."""
+        """Returns steps/s without noise; 0 where memory runs out."""
 
     @abstractmethod
     def memory(self, candidate: Candidate) -> float:
-        """The share of the memory that all GMIs of a device take."""
+        """Returns the share of the memory that all GMIs of a device take."""
 
     @property
     def best(self) -> float:
-        """The truth of the best candidate: what an exhaustive search without noise finds."""
+        """Returns the best candidate's truth: what an exhaustive search without noise finds."""
         return self.best_of(self.space)
 
     def best_of(self, space: Space) -> float:
-        """The same of a part of the space. Of those that fill no more than USABLE of the memory."""
+        """Returns the best truth in a part of the space, among candidates within USABLE memory."""
         candidates = [candidate for row in space.rows for candidate in row]
         return max(
             self.truth(candidate) for candidate in candidates if self.memory(candidate) <= USABLE
         )
 
     def answer(self, ask: Ask) -> Answer:
-        """Says what a profile of at most `ask.seconds` does: an honest error, and as much noise."""
+        """Returns what a profile of at most `ask.seconds` gives; its noise matches its error."""
         candidate = ask.candidate
         true, memory = self.truth(candidate), self.memory(candidate)
         if true == 0.0:
@@ -122,7 +122,7 @@ class Machine(Made):
     wave: float  # environments that a device works at together; 0: it does not work in waves
 
     def truth(self, candidate: Candidate) -> float:
-        """Steps/s without noise; 0 where memory runs out."""
+        """Returns steps/s without noise; 0 where memory runs out."""
         if self.memory(candidate) > self.mem_limit:
             return 0.0
         row, n = candidate.row, candidate.num_env
@@ -141,19 +141,19 @@ class Machine(Made):
         return steps_per_s * (self.unequal if row.percents else 1.0)
 
     def memory(self, candidate: Candidate) -> float:
-        """The share of the memory that all GMIs of a device take."""
+        """Returns the share of the memory that all GMIs of a device take."""
         share = self.mem_base + self.mem_env * candidate.num_env
         return candidate.row.gmi_per_gpu * share
 
 
 def generate(kind: str, seed: int) -> Machine:
-    """The machine of a kind (one of KINDS) and a seed; a quarter have two cores and no GPU."""
+    """Returns the machine of a kind (one of KINDS) and a seed; a quarter have two cores, no GPU."""
     rng = random.Random(f"{kind}/{seed}")
     shape = rng.choice(_NOISY) if kind == "noisy" else kind
     small = seed % 4 == 3
     space = _cores_space() if small else _gpu_space(rng)
     top = space.rows[0][-1].num_env
-    # Half of the throughput that there is at `half` environments of one GMI.
+    # One GMI has half of its throughput at `half` environments.
     half = top * 2 ** rng.uniform(-7.0, -2.5)
     ceiling = 10 ** rng.uniform(4.0, 5.0) if small else 10 ** rng.uniform(4.7, 6.2)
     busy = rng.uniform(0.75, 0.98) if shape == "contention" else rng.uniform(0.3, 0.9)
@@ -184,12 +184,12 @@ def generate(kind: str, seed: int) -> Machine:
 
 
 def _cores_space() -> Space:
-    """Two cores: one or two GMIs, 4 to 4,096 environments in half steps: 42 candidates."""
+    """Returns the space of two cores: 1 or 2 GMIs, 4 to 4,096 environments, 42 candidates."""
     return Space(tuple(_row(DeviceSplit(g, "cpu"), 4, 4096) for g in (1, 2)))
 
 
 def _gpu_space(rng: random.Random) -> Space:
-    """One GPU: 6 to 16 rows of 19 candidates."""
+    """Returns the space of one GPU: 6 to 16 rows of 19 candidates."""
     mps = rng.random() < 0.8
     rows = []
     for g in (1, 2, 3, 4, 6, 8):

@@ -88,7 +88,7 @@ class Stage:
 
     @property
     def packer(self) -> str:
-        """Returns the backend of experiments that try only one: MPS where it can be used, else green."""
+        """Returns the backend of experiments that try one only: MPS if it is usable, else green."""
         usable = [name for name in ("mps", "green") if name in self.backends]
         return [*usable, *self.backends, self.exclusive][0]
 
@@ -100,7 +100,7 @@ class Stage:
     def narrowed(
         self, ladder: Sequence[int], gmis: Sequence[int], shares: Sequence[str], alone: bool
     ) -> Stage:
-        """Returns the stage with these values alone, if given; `alone` keeps the first network only."""
+        """Returns the stage with these values, if given; `alone` keeps the first network only."""
         return replace(
             self,
             ladder=tuple(ladder) or self.ladder,

@@ -38,7 +38,7 @@ def summary(store: Store, rows: Sequence[Row]) -> list[str]:
 
 
 def _packing_sentences(experiment: str, rows: Sequence[Row]) -> list[str]:
-    """Returns what k GMIs gain with the environments of one process and, apart from that, with more."""
+    """Returns what k GMIs gain with the environments of one process and, apart, with more."""
     rows = [row for row in rows if row["ratio"] and row["gmis"] > 1 and "eager" not in row["side"]]
     shared = [row for row in rows if _same_total(row)]
     totals = sorted({row["peer_setting"]["num_env"] for row in shared})
@@ -192,7 +192,7 @@ def _phases_of(row: Row) -> str:
 
 
 def _tuner_sentences(rows: Sequence[Row]) -> list[str]:
-    """Returns what the tuner chose in each question, beside the suite's own best, and its border."""
+    """Returns what the tuner chose in each question, beside the suite's best, and its border."""
     tuner_rows = [row for row in rows if row["experiment"] == "tuner"]
     tuned = [row for row in tuner_rows if row["side"] == "tune"]
     choice_rows = {row["block"]: row for row in tuner_rows if row["side"] == "choice of tune"}
