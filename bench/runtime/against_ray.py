@@ -43,7 +43,7 @@ def measure_here(side: Side, row: str) -> dict[str, float]:
 
 
 def measure_in_child(side: Side, row: str, folder: Path) -> dict[str, Any]:
-    """The same in a fresh process."""
+    """Returns the same from a fresh process."""
     command = [__file__, "--side", side.name, "--rows", row]
     return ask(command + ["--quick"] * side.quick, folder)
 

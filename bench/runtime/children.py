@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-LIMIT_S = 300.0  # a child may take so long, starting and ending included
+LIMIT_S = 300.0  # the longest time of a child, with its start and end
 
 
 def answer(work: Callable[[], Any], out: Path) -> None:
-    """In the child: what `work` finds, or the error it ends with."""
+    """Writes, in the child, the result of `work` or its error."""
     try:
         result = {"found": work()}
     except Exception as error:
@@ -27,10 +27,10 @@ def answer(work: Callable[[], Any], out: Path) -> None:
 
 
 def ask(arguments: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Runs `python ARGUMENTS --out FILE` and reads what it answers; never raises for its faults."""
+    """Runs `python ARGUMENTS --out FILE` and returns its answer, also if that is an error."""
     out, log = folder / "out.json", folder / "log"
     out.unlink(missing_ok=True)
-    # Ray's own warnings about its next versions, and its reports of usage, are left out.
+    # Ray's warnings about its next versions, and its usage reports, are switched off.
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
     with log.open("w") as stream:
         child = subprocess.Popen(
@@ -45,7 +45,7 @@ def ask(arguments: Sequence[str], folder: Path) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             return {"error": f"not done after {LIMIT_S:g} s: {_tail(log)}"}
         finally:
-            # Whatever is left in its session; both sides end with their driver besides.
+            # Ends what is left in its session; both runtimes also end with their driver.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()

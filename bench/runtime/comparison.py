@@ -23,7 +23,7 @@ def compare(
 ) -> None:
     """Measures every row on every side in turn, round after round, and emits what was found.
 
-    Of a smoke test only the table is shown: its numbers are too small to keep.
+    A smoke test only prints the table: its numbers are too small to keep.
     """
     answers: dict[tuple[str, str], list[Answer]] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -29,7 +29,7 @@ _PICTURES = Path(__file__).resolve().parents[2] / "docs" / "runtime"
 
 
 def measure(figure: Figure, rounds: int, quick: bool) -> tuple[Curves, list[str]]:
-    """The curves of a figure, and the errors of the parts that failed."""
+    """Measures the curves of a figure; returns also the errors of the parts that failed."""
     series: list[Series] = []
     errors = []
     with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +47,7 @@ def measure(figure: Figure, rounds: int, quick: bool) -> tuple[Curves, list[str]
 
 
 def draw(figure: Figure, curves: Curves, folder: Path) -> Path:
-    """The picture of a figure as an SVG that is the same for the same curves."""
+    """Draws a figure as an SVG that is the same for the same curves."""
     import matplotlib
     from matplotlib.figure import Figure as Picture
 
@@ -61,7 +61,7 @@ def draw(figure: Figure, curves: Curves, folder: Path) -> Path:
 
 
 def report(figure: Figure, curves: Curves, errors: list[str], rounds: int, keep: bool) -> None:
-    """The row of a figure, with all its points."""
+    """Emits the row of a figure, with all its points."""
     from report import emit
 
     points: dict[str, Any] = {

@@ -31,7 +31,7 @@ layout: {{gmi_per_gpu: 2}}
 
 
 def ours(folder: Path) -> float:
-    """Seconds from the command to the first line of metrics."""
+    """Returns the seconds from the command to the first line of metrics."""
     config = folder / "config.yaml"
     config.write_text(_CONFIG.format(folder=folder))
     command = [sys.executable, "-m", "gmi_drl", "launch", str(config), "--quiet"]
@@ -47,7 +47,7 @@ def ours(folder: Path) -> float:
 
 
 def imports() -> float:
-    """Seconds a bare interpreter takes to import what a GMI needs."""
+    """Returns the seconds that a bare interpreter takes to import what a GMI needs."""
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import torch, gymnasium, mujoco"], check=True)
     return time.perf_counter() - start

@@ -48,7 +48,7 @@ from gmi_drl.runtime.gcs.tables import TaskRow
 
 FIGURES = Path(__file__).parents[2] / "docs" / "runtime"
 MB = 1e6
-MOST_WAITING = 20_000  # where the driver holds submitters back
+MOST_WAITING = 20_000  # backlog at which the driver makes submitters wait
 MEMBERS = ("head", "middle", "tail")
 SAMPLE_S = 0.01
 
@@ -57,7 +57,7 @@ _spec = _ids.randbytes(150)
 
 
 def task(number: int) -> TaskRow:
-    """The row of an empty task as the driver makes it."""
+    """Returns the row of an empty task as the driver makes it."""
     return TaskRow(
         _ids.randbytes(16), "task", "empty", b"p" * 16, b"", number, b"f" * 16, b"", 1, _spec,
         "finished", 0, 4_321, 1.7e9, 1.7e9 + 0.1, 1.7e9 + 0.2, 1, "",
@@ -65,7 +65,7 @@ def task(number: int) -> TaskRow:
 
 
 def put_all(store: Gcs, rows: Sequence[TaskRow]) -> float:
-    """Puts rows, waiting when too many wait to be written; seconds of the puts alone."""
+    """Puts rows, and waits while the backlog is long; returns the seconds of the puts alone."""
     put_s = 0.0
     for begin in range(0, len(rows), 1_000):
         part = rows[begin : begin + 1_000]
@@ -79,7 +79,7 @@ def put_all(store: Gcs, rows: Sequence[TaskRow]) -> float:
 
 
 def costs(count: int, folder: Path) -> dict[str, float]:
-    """Microseconds a row: of a put, and of a row in the file, at the beginning and at the end."""
+    """Returns microseconds of a put, and of a row in the file at the beginning and at the end."""
     costs_us: dict[str, float] = {}
     tenth = count // 10
     with contextlib.closing(Gcs(folder / "cost.sqlite")) as store:
@@ -103,7 +103,7 @@ def costs(count: int, folder: Path) -> dict[str, float]:
 
 
 def plain(path: Path, count: int) -> float:
-    """Processor seconds of the last tenth, the plain way: unique index, batches, executemany."""
+    """Returns the processor seconds of the last tenth by executemany, in batches, with an index."""
     columns = ", ".join(TaskRow._fields)
     marks = ", ".join("?" * len(TaskRow._fields))
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as file:
@@ -125,7 +125,7 @@ def plain(path: Path, count: int) -> float:
 
 
 def memory(count: int, flush: bool) -> list[tuple[int, float]]:
-    """USS in bytes of this process after so many task rows, with the store or with a dict."""
+    """Returns this process's USS in bytes by number of task rows, in the store or in a dict."""
     process = psutil.Process()
     rows_by_id: dict[bytes, TaskRow] = {}
     points = []
@@ -146,14 +146,14 @@ def memory(count: int, flush: bool) -> list[tuple[int, float]]:
 
 
 def in_a_process(count: int, mode: str) -> list[tuple[int, float]]:
-    """`memory` in a fresh interpreter, so that nothing of before is in it."""
+    """Runs `memory` in a fresh interpreter, so that it has no memory of earlier work."""
     command = [sys.executable, __file__, "--rows", str(count), "--memory", mode]
     completed = subprocess.run(command, capture_output=True, text=True, check=True)
     return [(number, uss) for number, uss in json.loads(completed.stdout)]
 
 
 def reconfigure(seconds: float, victim: str, folder: Path) -> dict[str, Any]:
-    """Waits for acknowledgement, one after the other, with a member killed half way."""
+    """Returns the waits for acknowledgements of puts one by one, with a member killed half way."""
     with contextlib.closing(Gcs(folder / f"{victim}.sqlite", shards=1, replicas=3)) as store:
         chains = store.chains
         assert chains is not None
@@ -186,7 +186,7 @@ def reconfigure(seconds: float, victim: str, folder: Path) -> dict[str, Any]:
 
 
 def longest(run: dict[str, Any], reconfiguring: bool) -> float:
-    """The longest wait: from the kill until the new one had joined, or before."""
+    """Returns the longest wait from the kill until the new member joined, or before the kill."""
     from_s, to_s = (run["killed_s"], run["joined_s"]) if reconfiguring else (0, run["killed_s"])
     return max(wait_s for at_s, wait_s in run["waits"] if from_s <= at_s <= to_s)
 
@@ -201,7 +201,7 @@ def draw_flushing(flushed: list[tuple[int, float]], kept: list[tuple[int, float]
 
 
 def draw_reconfiguration(runs: dict[str, dict[str, Any]]) -> None:
-    """The longest wait in each 10 ms, around the time of the kill."""
+    """Draws the longest wait in each 10 ms, around the time of the kill."""
     figure, axes = _axes("seconds after the kill", "longest wait in 10 ms, ms")
     for victim, run in runs.items():
         bins: dict[int, float] = {}

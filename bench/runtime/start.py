@@ -64,7 +64,7 @@ def import_all() -> None:
 
 
 def work() -> None:
-    """Does what every GMI does at least: a network's forward and backward, a step of physics."""
+    """Does the least that every GMI does: a network's forward and backward, a step of physics."""
     import mujoco
     import torch
 
@@ -76,7 +76,7 @@ def work() -> None:
 
 
 def serve(pipe: Connection) -> None:
-    """The peer's process: the same, answered through a pipe."""
+    """Answers like `Gmi` through a pipe, in the peer's process."""
     import_all()
     while (request := pipe.recv()) is not None:
         if request == "work":
@@ -86,7 +86,7 @@ def serve(pipe: Connection) -> None:
 
 @contextmanager
 def gmis() -> Iterator[Callable[[], Callable[[str], int]]]:
-    """A way to start a GMI, that gives a way to call it."""
+    """Yields a function that starts a GMI, and returns a function to call it."""
     runtime.init(MODULES)
     gmi = runtime.remote(Gmi).options(num_threads=1)
 
@@ -107,7 +107,7 @@ def gmis() -> Iterator[Callable[[], Callable[[str], int]]]:
 
 @contextmanager
 def peers(method: str) -> Iterator[Callable[[], Callable[[str], int]]]:
-    """The same with a start method of multiprocessing."""
+    """Yields the same for a start method of multiprocessing."""
     context: Any = multiprocessing.get_context(method)
     started = []
 
@@ -134,7 +134,7 @@ def peers(method: str) -> Iterator[Callable[[], Callable[[str], int]]]:
 
 
 def one_by_one(start: Callable[[], Callable[[str], int]], number: int) -> list[float]:
-    """Seconds from asking for each to its answer, each after the one before has answered."""
+    """Returns the seconds from asking for each process to its answer, one after the other."""
     times = []
     for _ in range(number):
         begin = time.perf_counter()
@@ -144,7 +144,7 @@ def one_by_one(start: Callable[[], Callable[[str], int]], number: int) -> list[f
 
 
 def together(start: Callable[[], Callable[[str], int]], number: int) -> float:
-    """Seconds until all of them have answered, asked for at once."""
+    """Returns the seconds until all have answered that are asked for at once."""
     begin = time.perf_counter()
     for call in [start() for _ in range(number)]:
         call("pid")
@@ -152,14 +152,14 @@ def together(start: Callable[[], Callable[[str], int]], number: int) -> float:
 
 
 def memory(start: Callable[[], Callable[[str], int]], number: int, server: int | None) -> float:
-    """Bytes of memory a process takes, shared pages counted in parts, when all have worked."""
+    """Returns the bytes of a process when all have worked; shared pages count in parts."""
     pids = [call("work") for call in [start() for _ in range(number)]]
     total = sum(pss(pid) for pid in pids) + (pss(server) if server else 0)
     return total / number
 
 
 def pss(pid: int) -> int:
-    """Proportional set size in bytes."""
+    """Returns the proportional set size in bytes."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
@@ -167,7 +167,7 @@ def pss(pid: int) -> int:
 
 
 def import_s(module: str) -> float:
-    """Seconds a fresh interpreter takes to import a module, measured inside."""
+    """Returns the seconds of an import in a fresh interpreter, measured inside."""
     code = f"import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
     command = [sys.executable, "-c", code]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
@@ -181,7 +181,7 @@ def forget_fork_server() -> None:
 
 
 def measure(number: int) -> dict[str, list[float]]:
-    """One round: every quantity of both sides, in turn."""
+    """Measures one round: every quantity of both sides, in turn."""
     quantities: dict[str, list[float]] = {}
     begin = time.perf_counter()
     with gmis() as start:

@@ -74,7 +74,7 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Task:
-    """A task as given: the settings of an example, and so many steps."""
+    """A task as given: the settings of an example, and the number of steps."""
 
     example: str
     steps: int
@@ -96,12 +96,12 @@ OVERRIDES: Final = {  # of each way that is tuned
 WAYS: Final = (GIVEN, *TUNED, "grid")
 PICTURES: Final = ROOT / "docs" / "tuning"
 RAW: Final = RESULTS / "raw" / "learning_time.jsonl"
-_SHORT: Final = 15  # the run that tells a way's throughput takes this part of the task's steps
-_UPDATES: Final = 4  # or so many updates
+_SHORT: Final = 15  # a run for a way's throughput takes this fraction of the task's steps
+_UPDATES: Final = 4  # but at least so many updates
 
 
 def given_of(task: str, steps: int | None = None) -> Config:
-    """Returns the config as a user would write it: an example's, 1 GMI with 16 environments."""
+    """Returns the config as a user would write it: an example with 1 GMI and 16 environments."""
     settings = TASKS[task]
     gmis, num_env, _ = GRID[GIVEN_SHAPE]
     overrides = [
@@ -115,7 +115,7 @@ def given_of(task: str, steps: int | None = None) -> Config:
 
 
 def shape_of(config: Config) -> dict[str, int]:
-    """Returns what tuning can change of a config, and the samples of an update."""
+    """Returns the settings that tuning can change, and the samples of an update."""
     job = load_config(config)
     gmis, num_env, algorithm = job.layout.gmi_per_gpu, job.env.num_env, job.algorithm
     return {
@@ -128,7 +128,7 @@ def shape_of(config: Config) -> dict[str, int]:
 
 
 def grid_of(given: Config) -> dict[str, Config]:
-    """Returns the grid's configs but the one as given, each as the tuner would write it."""
+    """Returns the grid's configs without the one as given, each as the tuner would write it."""
     config = load_config(given)
     topology = find_devices(config)
     configs = {}
@@ -152,7 +152,7 @@ def changed(config: Config, **sections: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tuned(task: str, way: str, given: Config, budget_s: float) -> TuneRun:
-    """Tunes a task from nothing, as a user would, in a way's own terms."""
+    """Tunes a task from nothing, as a user would, with the overrides of a way."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
         output = Path(folder, "tuned.yaml")
@@ -169,7 +169,7 @@ def tuned(task: str, way: str, given: Config, budget_s: float) -> TuneRun:
 
 
 def length_of(task: str, way: str, config: Config, given: TrainingRun, factor: float) -> Length:
-    """Measures how many steps a way does in the seconds of the config as given, times `factor`."""
+    """Measures how many steps a way takes in `factor` times the seconds of the config as given."""
     steps = max(given.steps // _SHORT, _UPDATES * shape_of(config)["samples"])
     short = changed(config, run={"total_steps": steps, "target_return": None})
     rate = launched(short)["training_samples_per_s"]
@@ -210,11 +210,11 @@ def train(
 
 
 class OutOfTime(Exception):
-    """The minutes that were given are over."""
+    """The minutes of --minutes are over."""
 
 
 class Measurement:
-    """Measures what the raw file lacks, and says so line by line."""
+    """Measures what the raw file lacks, and adds it line by line."""
 
     def __init__(self, raw: RawFile, options: argparse.Namespace) -> None:
         self.raw, self.options = raw, options
@@ -242,7 +242,7 @@ class Measurement:
                 say(f"{task}: round {seed + 1} took {time.monotonic() - began:.0f} s")
 
     def _configs(self, task: str) -> dict[str, Config]:
-        """Returns the config of each way that is wanted, the config as given first; tunes."""
+        """Tunes what is not tuned, and returns the config of each way, the one as given first."""
         given = given_of(task, self.options.steps)
         configs = {GIVEN: given}
         for way in (way for way in TUNED if way in self.options.ways):
@@ -255,7 +255,7 @@ class Measurement:
         return configs
 
     def _attempt(self, name: str, measure: Any, *arguments: Any) -> None:
-        """Measures one thing; what fails is told, and the others go on."""
+        """Takes one measurement; a failure is reported, and the others go on."""
         if time.monotonic() > self._end:
             raise OutOfTime
         try:
@@ -281,8 +281,8 @@ class Measurement:
                 length = length_of(task, way, config, given_run, self.options.factor)
                 self.raw.add(length)
             total_steps = length.total_steps
-        # The returns of a grid's runs are not told, so they end where it is certain that they have
-        # reached the target.
+        # Returns of a grid's runs are not reported, so they end when they have certainly reached the
+        # target.
         until = None
         if way in GRID:
             given_runs = [run for run in self.raw.runs if _is_given(run, task)]
@@ -308,7 +308,7 @@ def _is_given(run: TrainingRun, task: str) -> bool:
 
 
 def missing(raw: RawFile, options: argparse.Namespace) -> list[tuple[str, str, int]]:
-    """Lists task, way and seed of the training runs that are wanted and not in the raw file."""
+    """Returns task, way and seed of requested training runs that are not in the raw file."""
     ways = [way for way in (GIVEN, *TUNED) if way in options.ways]
     if "grid" in options.ways:
         ways += [way_of(shape) for shape in GRID if shape != GIVEN_SHAPE]
@@ -320,7 +320,7 @@ def missing(raw: RawFile, options: argparse.Namespace) -> list[tuple[str, str, i
 
 
 def tell_missing(raw: RawFile, options: argparse.Namespace) -> bool:
-    """Says what is missing; whether anything is."""
+    """Reports what is missing, and tells whether anything is."""
     seeds: dict[tuple[str, str], list[int]] = {}
     for task, way, seed in missing(raw, options):
         seeds.setdefault((task, way), []).append(seed)
@@ -333,7 +333,7 @@ def tell_missing(raw: RawFile, options: argparse.Namespace) -> bool:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """The rows for people."""
+    """Prints the rows for people."""
     say(
         f"\n{'row':<26}{'seconds':>10}{'of given':>10}{'reached':>9}{'regret':>9}{'steps/s':>10}"
         f"{'return then':>13}{'tune s':>8}"
@@ -361,7 +361,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options from the command line."""
+    """Returns the options from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -387,7 +387,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, unless told not to, and tells; 1 if anything is missing or failed."""
+    """Measures, unless --rows-only, and emits; returns 1 if anything is missing or failed."""
     options = parse(arguments)
     shared = {"seeds": options.seeds, "factor": options.factor, "budget_s": options.budget,
              "steps": options.steps}  # fmt: skip

@@ -24,7 +24,7 @@ _COLUMNS: Final = 3
 
 
 def draw(raw: RawFile, tasks: Sequence[str], folder: Path, where: str) -> list[Path]:
-    """Draws the tasks that have runs, as png and svg; `where` says where they were measured."""
+    """Draws the tasks that have runs, as png and svg; `where` names the machines."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -64,7 +64,7 @@ def draw(raw: RawFile, tasks: Sequence[str], folder: Path, where: str) -> list[P
     with matplotlib.rc_context({"svg.hashsalt": NAME, "svg.fonttype": "none"}):
         for kind, options in (("png", {"dpi": 130}), ("svg", {"metadata": {"Date": None}})):
             path = folder / f"{NAME}.{kind}"
-            # A picture that cannot be written whole leaves the old one as it was.
+            # A rename, so that an incomplete file never replaces the old picture.
             part = path.with_suffix(f".part.{kind}")
             figure.savefig(part, bbox_inches="tight", format=kind, **options)
             os.replace(part, path)

@@ -18,7 +18,7 @@ from learning_raw import GIVEN, RawFile, TrainingRun
 from gmi_drl.selector.tune.efficiency import Prediction
 
 TUNED: Final = ("learning", "steps", "paper")
-# A small grid: GMIs on the device x num_env of each, and whether updates grow with them (a +), or
+# A small grid: GMIs on the device x num_env of each, and whether updates grow with them (a +) or
 # keep their samples. The config as given is one of its points.
 _KEPT: Final = ((1, 16), (1, 32), (2, 8), (2, 16), (2, 32))
 _GROWN: Final = ((1, 64), (2, 16), (2, 32), (2, 64))
@@ -32,31 +32,31 @@ GIVEN_SHAPE: Final = "1x16"
 MEDIAN: Final = 0.7
 WORST: Final = 1.05
 REGRET: Final = 0.1
-_CONSTANTS: Final = (1, 2, 3, 4, 8)  # own updates, within what a noise scale is bounded to
+_CONSTANTS: Final = (1, 2, 3, 4, 8)  # noise scales in updates, within their bounds
 _ROUNDS: Final = 50
 _LENGTHS: Final = {"1M": 1_000_000, "10M": 10_000_000}  # steps, as given, that tuning is to pay for
 
 
 @dataclass(frozen=True)
 class TimeToReturn:
-    """Seconds of training until the target; at least so many where it is censored."""
+    """Seconds of training until the target; a lower bound if censored."""
 
     seconds: float
     censored: bool
 
     def over(self, other: TimeToReturn) -> float:
-        """Returns these seconds over those of another, both as they are."""
+        """Returns these seconds over those of another; bounds are taken as values."""
         return self.seconds / other.seconds
 
 
 def time_to(run: TrainingRun, target: float) -> TimeToReturn:
-    """Returns when a run first had this return."""
+    """Returns when a run first had this return; the whole run if it never had, censored."""
     at_s = next((at_s for at_s, _, mean in run.points if mean >= target), None)
     return TimeToReturn(run.seconds, True) if at_s is None else TimeToReturn(at_s, False)
 
 
 def median_of(times: Sequence[TimeToReturn]) -> TimeToReturn:
-    """Returns the median; where it lies among censored ones, a bound from below."""
+    """Returns the median; a lower bound if it lies among censored times."""
     exact = statistics.median(math.inf if time.censored else time.seconds for time in times)
     if math.isfinite(exact):
         return TimeToReturn(exact, False)
@@ -64,15 +64,15 @@ def median_of(times: Sequence[TimeToReturn]) -> TimeToReturn:
 
 
 def target_of(given: Iterable[TrainingRun]) -> float | None:
-    """Returns the return of the median seed at its end (of an even number the lower of both)."""
+    """Returns the final return of the median seed (the lower one of an even number of seeds)."""
     ends = [run.return_end for run in given if run.return_end is not None]
     return statistics.median_low(ends) if ends else None
 
 
 def bound_of(given: Iterable[TrainingRun], seeds: int) -> float | None:
-    """Returns what the target of `seeds` seeds cannot exceed, whatever those do that are to come.
+    """Returns a bound that the target of `seeds` seeds cannot exceed, whatever the others reach.
 
-    None while too few have ended to tell: the k-th lowest of some is not below that of all.
+    It is None while too few have ended. The k-th lowest of some is not below that of all.
     """
     ends = sorted(run.return_end for run in given if run.return_end is not None)
     middle = (seeds - 1) // 2
@@ -85,12 +85,12 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float |
         return None
     try:
         return round(statistics.correlation(_ranks(first), _ranks(second)), 4)
-    except statistics.StatisticsError:  # all of one are alike
+    except statistics.StatisticsError:  # all values of one side are equal
         return None
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Returns the place of each, those that are alike in the middle of theirs."""
+    """Returns the rank of each value; equal values share the mean of their ranks."""
     return [
         sum(other < value for other in values) + sum(other == value for other in values) / 2
         for value in values
@@ -120,7 +120,7 @@ class WayResult:
         return statistics.median(run.seconds for run in self.runs)
 
     def return_at(self, seconds: float) -> float | None:
-        """Returns the median return after so many seconds, of the runs that went on for so long."""
+        """Returns the median return after `seconds`, over runs that did not end early."""
         lines = [
             [mean for at_s, _, mean in run.points if at_s <= seconds]
             for run in self.runs
@@ -131,7 +131,7 @@ class WayResult:
 
 
 def rows_of(raw: RawFile, tasks: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the fields of all rows: of each task with runs, then the medians of tasks."""
+    """Returns the fields of all rows: those of each task, then the medians over tasks."""
     rows: list[dict[str, Any]] = []
     judged: dict[str, list[dict[str, Any]]] = {}
     for task in tasks:
@@ -144,12 +144,12 @@ def rows_of(raw: RawFile, tasks: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def measured_on(raw: RawFile, tasks: Sequence[str]) -> str:
-    """Names the machines that tasks were trained on, which need not be the one that tells."""
+    """Names the machines that tasks were trained on, which may not be this one."""
     return " and ".join(sorted({run.machine for run in raw.runs if run.task in tasks}))
 
 
 def task_rows(raw: RawFile, task: str) -> list[dict[str, Any]]:
-    """Returns the rows of a task: as given, each tuned way, the grid; [] where nothing tells."""
+    """Returns the rows of a task: as given, each tuned way, the grid; [] if there is no target."""
     runs: dict[str, list[TrainingRun]] = {}
     for run in raw.runs:
         if run.task == task:
@@ -214,7 +214,7 @@ def _compared(result: WayResult, given: WayResult) -> dict[str, Any]:
         "over_given_spread": [round(s / peer.seconds, 4) for s in (min(times), max(times))],
         "over_given_run": round(seconds.seconds / given.seconds, 4),
         "steps_per_s": round(result.steps_per_s, 1),
-        "return_then": result.return_at(given.seconds),  # when that as given has ended
+        "return_then": result.return_at(given.seconds),  # when the config as given has ended
         "return_end": result.return_at(math.inf),
         "shape": dict(result.runs[0].shape),
         "commits": sorted({run.commit for run in result.runs}),
@@ -222,7 +222,7 @@ def _compared(result: WayResult, given: WayResult) -> dict[str, Any]:
 
 
 def _regret(result: WayResult, best: WayResult, complete: bool) -> dict[str, Any]:
-    """Says how much longer it takes than the grid's best, where the whole grid was measured."""
+    """Returns by how much a way is slower than the grid's best; {} for an incomplete grid."""
     if not complete:
         return {}
     regret = result.median.over(best.median) - 1
@@ -230,7 +230,7 @@ def _regret(result: WayResult, best: WayResult, complete: bool) -> dict[str, Any
 
 
 def _tuning(raw: RawFile, task: str, way: str, ways: Mapping[str, WayResult]) -> dict[str, Any]:
-    """Says what tuning cost, and that over the seconds it saves a long run; None: it saves none."""
+    """Returns the cost of tuning, also over the seconds that it saves long runs (None: none)."""
     tune = raw.tune(task, way)
     if tune is None:
         return {}
@@ -249,9 +249,9 @@ def _tuning(raw: RawFile, task: str, way: str, ways: Mapping[str, WayResult]) ->
 def _predicted(
     grid: Mapping[str, WayResult], tuned: Mapping[str, WayResult], prediction: Prediction
 ) -> dict[str, Any]:
-    """Holds predicted against measured times: over the grid, and with the tuned ways beside it.
+    """Compares predicted with measured times, over the grid and with the tuned ways.
 
-    Both up to a factor that all settings of a task share.
+    Predictions are up to a factor that all settings of a task share.
     """
     results = [*grid.values(), *tuned.values()]
     expected = [_expected(result, prediction) for result in results]
@@ -281,10 +281,10 @@ def _expected(result: WayResult, prediction: Prediction) -> float:
 
 
 def _errors(ways: Mapping[str, WayResult], prediction: Prediction) -> dict[str, Any]:
-    """Says how far predicted times are from measured ones: as tuning predicts, the peer by noise.
+    """Returns the errors of predicted times: as tuning predicts, and the peer by the noise scale.
 
-    The noise scale of the peer is what the runs of the config as given have measured. `constants`
-    has the errors by noise scales of so many of the config's own updates.
+    The peer's noise scale is measured by the runs of the config as given. `constants` has the
+    errors for noise scales of these multiples of the config's own update.
     """
     scales = [run.noise_scale for run in ways[GIVEN].runs if run.noise_scale is not None]
     noise_scale = statistics.median(scales) if scales else None
@@ -316,14 +316,14 @@ def _errors(ways: Mapping[str, WayResult], prediction: Prediction) -> dict[str, 
 def prediction_error(results: Iterable[WayResult], prediction: Prediction) -> float:
     """Returns the root mean square of log(measured / predicted time), up to their shared factor.
 
-    One that is censored is off by what its bound is longer than predicted.
+    A censored time is off by what its bound exceeds the prediction.
     """
     pairs = [
         (math.log(result.median.seconds / _expected(result, prediction)), result.median.censored)
         for result in results
     ]
     shared = statistics.fmean(log for log, censored in pairs if not censored)
-    for _ in range(_ROUNDS):  # those censored that are beyond their bound count as predicted
+    for _ in range(_ROUNDS):  # censored times predicted beyond their bound have no error
         shared = statistics.fmean(max(log, shared) if censored else log for log, censored in pairs)
     deviations = [max(log - shared, 0.0) if censored else log - shared for log, censored in pairs]
     return math.sqrt(statistics.fmean(deviation * deviation for deviation in deviations))
@@ -332,7 +332,7 @@ def prediction_error(results: Iterable[WayResult], prediction: Prediction) -> fl
 def median_row(
     way: str, rows: Sequence[Mapping[str, Any]], tasks: int, seeds: int
 ) -> dict[str, Any]:
-    """Returns the row of a way over tasks: the median of `over_given`, its range, the regret.
+    """Returns the row of a way over tasks: the median and range of `over_given`, and the regret.
 
     The claim holds only when all `tasks` have a row of all `seeds`.
     """

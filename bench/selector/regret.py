@@ -72,7 +72,7 @@ PLAYERS: Final = (OURS, EXHAUSTIVE, PAPER)
 
 @dataclass(frozen=True)
 class Played:
-    """One search on one machine."""
+    """Holds the result of one search on one machine."""
 
     winner: Candidate | None
     regret: float  # 1 - the truth of what was chosen over that of the best; 1 for nothing
@@ -91,14 +91,14 @@ class Played:
 
 
 def took_s(ask: Ask, answer: Answer) -> float:
-    """Seconds of training: what was too slow was waited for until the end of its ask."""
+    """Returns the seconds of training; one that was too slow took all seconds of its ask."""
     if isinstance(answer, Measured):
         return answer.seconds
     return ask.seconds if isinstance(answer, Failed) and answer.reason == "slow" else 0.0
 
 
 def play(machine: Made, search: TuneSearch) -> Played:
-    """Answer all that a search asks."""
+    """Answers all that a search asks, and returns its result."""
     durations_s: list[float] = []
 
     def measure(ask: Ask) -> Answer:
@@ -117,9 +117,9 @@ def _played(machine: Made, winner: Candidate | None, asks: int, seconds: float) 
 
 
 def exhaustive(machine: Made, seconds: float) -> Played:
-    """Every candidate once, an equal share of `seconds` each; the most steps/s of the usable.
+    """Measures every candidate once, in an equal share of `seconds`; the fastest usable one wins.
 
-    Who takes longer than its share for an iteration is waited for, until `default` would not.
+    A candidate whose iteration exceeds its share gets more time, as much as `default` would give.
     """
     size, longest_s = machine.space.size, SECONDS * LONGEST
     best: tuple[float, Candidate | None] = 0.0, None
@@ -137,7 +137,7 @@ def exhaustive(machine: Made, seconds: float) -> Played:
 
 
 def space_of_paper(space: Space) -> Space:
-    """Keeps what Algorithm 2 looks at: powers of two, each device shared evenly in one way."""
+    """Returns the part that Algorithm 2 searches: powers of two, even shares, one backend."""
     backends = {row[0].row.backend for row in space.rows}
     backend = max(backends, key=lambda name: (name != "direct", name))
     rows = []
@@ -150,7 +150,7 @@ def space_of_paper(space: Space) -> Space:
 
 
 def players(kind: str, seed: int) -> tuple[dict[str, Played], float]:
-    """All on the same machine, each with the same stream of noise; and `paper_regret_own`."""
+    """Plays all on the same machine with the same noise; returns also `paper_regret_own`."""
     machine = generate(kind, seed)
     ours = play(machine, default(machine.space, SECONDS))
     machine = generate(kind, seed)
@@ -169,7 +169,7 @@ def players(kind: str, seed: int) -> tuple[dict[str, Played], float]:
 
 
 def summary(played: Sequence[Played], prefix: str = OURS) -> dict[str, float]:
-    """The fields of a row."""
+    """Returns the fields of a row."""
     regrets = sorted(result.regret for result in played)
     measures = {
         "regret_mean": statistics.fmean(regrets),
@@ -189,7 +189,7 @@ def summary(played: Sequence[Played], prefix: str = OURS) -> dict[str, float]:
 def report(
     kind: str, played: dict[str, list[Played]], own_regrets: Sequence[float]
 ) -> dict[str, Any]:
-    """Print and keep the row of a kind."""
+    """Prints and keeps the row of a kind."""
     ours, peer = (1 - statistics.fmean(p.regret for p in played[n]) for n in (OURS, EXHAUSTIVE))
     chosen = [1 - p.regret for p in played[OURS]]
     fields = {k: v for name, results in played.items() for k, v in summary(results, name).items()}
@@ -224,7 +224,7 @@ def holds(row: dict[str, Any]) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """All players on all machines; 1 if the claim does not hold of some kind."""
+    """Plays all on all machines; returns 1 if the claim does not hold of some kind."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--machines", type=int, default=200, help="of each kind")
     parser.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first of each kind")

@@ -15,7 +15,7 @@ MODULES = {
 
 
 def find(number: str) -> Figure:
-    """A figure by the number it has in the paper."""
+    """Returns a figure by its number in the paper."""
     if number not in MODULES:
         raise SystemExit(f"figure {number!r} is not known. Known figures: {', '.join(MODULES)}.")
     figure: Figure = importlib.import_module(f".{MODULES[number]}", __name__).FIGURE

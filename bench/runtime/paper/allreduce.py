@@ -35,7 +35,7 @@ class Member:
     def __init__(self, rank: int, nbytes: int) -> None:
         self.values = np.full(nbytes // 4, rank + 1, np.float32)
         self.parts = np.array_split(self.values, _RANKS)
-        self.own = (rank + 1) % _RANKS  # the part whose sum is complete here
+        self.own = (rank + 1) % _RANKS  # the part whose sum is completed here
 
     def part(self, index: int) -> Any:
         return self.parts[index]
@@ -50,7 +50,7 @@ class Member:
 
 
 def all_reduce(side: Side, members: list[Any]) -> None:
-    """Every member then has the sum of all arrays."""
+    """Reduces, so that every member has the sum of all arrays."""
     size = len(members)
     sums = [members[p].part.remote(p) for p in range(size)]
     for step in range(1, size):
@@ -87,7 +87,7 @@ def _measure(name: str, quick: bool) -> Series:
 
 
 def gloo_rank(rank: int, folder: str, quick: bool, pipe: Connection) -> None:
-    """One process of gloo; tells rank 0's median seconds for each size."""
+    """Runs one process of gloo, which sends its median seconds for each size."""
     import torch
     import torch.distributed as dist
 

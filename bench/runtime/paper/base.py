@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
 Point = tuple[float, float]
-Series = dict[str, list[Point]]  # by label; what one part measures in one round
+Series = dict[str, list[Point]]  # the measurements of one part in one round, by label
 
 COLORS = {"ours": "#1f77b4", "ray": "#ff7f0e", "peer": "#2ca02c", "other": "#9467bd"}
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The median over rounds at each x, with the lowest and highest."""
+    """Holds the median over rounds at each x, with the lowest and highest."""
 
     x: list[float]
     y: list[float]
@@ -46,8 +46,11 @@ class Headline:
 
 @dataclass(frozen=True)
 class Figure:
-    """`parts`: what is measured, by name; each is called in a process of its own with whether a
-    smoke test is wanted. `headline` may be None when a part of it failed."""
+    """Describes a figure: how it is measured, drawn and summarised.
+
+    Each of `parts` is called in a process of its own; its argument tells whether it is a smoke
+    test. `headline` may return None when a part of it failed.
+    """
 
     number: str
     name: str
@@ -58,7 +61,7 @@ class Figure:
 
 
 def merge(rounds: Sequence[Series]) -> Curves:
-    """Rounds of the same measurement as curves; an x may be missing in some."""
+    """Merges rounds of the same measurement into curves; an x may be missing in some."""
     curves: Curves = {}
     for label in dict.fromkeys(label for series in rounds for label in series):
         values_at: dict[float, list[float]] = {}
@@ -76,13 +79,13 @@ def merge(rounds: Sequence[Series]) -> Curves:
 
 
 def plot(axes: Axes, curve: Curve, label: str, color: str, style: str = "o-") -> None:
-    """A line with its band."""
+    """Draws a line with its band."""
     axes.plot(curve.x, curve.y, style, color=color, label=label, markersize=4, linewidth=1.6)
     axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)
 
 
 def size_axis(axes: Axes, sizes: Sequence[float]) -> None:
-    """Bytes on a logarithmic axis, with a name at every size or at every second one."""
+    """Makes a logarithmic axis of bytes, with a name at every size or every second one."""
     axes.set_xscale("log")
     step = 1 if len(sizes) < 7 else 2
     axes.set_xticks(list(sizes)[::step], [size_text(size) for size in list(sizes)[::step]])

@@ -27,7 +27,7 @@ _TIME = ", s"
 
 
 class Walker:
-    """State that only its methods make; notes outside how many were run."""
+    """Has state that only its methods make, and logs every method that runs."""
 
     def __init__(self, log: str) -> None:
         self.log = log
@@ -51,7 +51,7 @@ class Walker:
 
 
 def _one(side: Side, log: Path, every: int, done: int) -> tuple[int, float]:
-    """Returns how many methods were run again, and the seconds from the kill to the next answer."""
+    """Returns how many methods ran again, and the seconds from the kill to the next answer."""
     log.write_bytes(b"")
     options = {"checkpoint_every": every} if every else {}
     actor = side.actor(Walker, max_restarts=1, **options).remote(str(log))

@@ -32,7 +32,7 @@ _AGAIN = ", run again"
 
 
 def link(before: tuple[int, int], log: str) -> tuple[int, int]:
-    """One task of a chain: (its number, its process); it notes that it was begun."""
+    """One task of a chain: returns its number and process, and logs that it began."""
     with open(log, "ab", buffering=0) as stream:
         stream.write(b".")
     time.sleep(_TASK_S)

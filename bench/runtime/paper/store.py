@@ -24,7 +24,7 @@ _MEASURE_S = 1.0
 
 
 def _puts_per_s(put: Any, nbytes: int, quick: bool) -> float:
-    """Objects a second; each is dropped when the next is there."""
+    """Returns objects a second; each is dropped when the next is stored."""
     value = np.ones(nbytes, np.uint8)
     ref = [put(value) for _ in range(1)]
     for _ in range(2):

@@ -27,14 +27,14 @@ _LABELS = {
 
 
 def compute_1_ms() -> None:
-    """A millisecond of processor time."""
+    """Takes a millisecond of processor time."""
     end = time.thread_time() + 1e-3
     while time.thread_time() < end:
         pass
 
 
 def device_counts() -> list[int]:
-    """1, 2, 4, ... up to the cores there are."""
+    """Returns 1, 2, 4, ... up to the number of cores."""
     cores = len(os.sched_getaffinity(0))
     return [1 << i for i in range(cores.bit_length()) if 1 << i <= cores]
 

@@ -43,7 +43,7 @@ NAMES = tuple(name for names in MODULES.values() for name in names)
 
 
 def find(name: str) -> Measure:
-    """The function that measures a row."""
+    """Returns the function that measures a row."""
     for module, names in MODULES.items():
         if name in names:
             measure: Measure = getattr(importlib.import_module(f".{module}", __name__), name)

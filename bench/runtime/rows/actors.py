@@ -26,7 +26,7 @@ class Counter:
 
 
 def _answering(side: Side, number: int, **options: Any) -> list[Any]:
-    """Actors that have answered once."""
+    """Returns actors that have answered once."""
     handles = [side.actor(Counter, **options).remote() for _ in range(number)]
     side.get([handle.pid.remote() for handle in handles])
     return handles

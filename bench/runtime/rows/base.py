@@ -39,8 +39,10 @@ UNITS: dict[str, tuple[str, bool]] = {
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two runtimes. Both have `remote, get, wait, put, kill, shutdown`; only `init`
-    takes other arguments."""
+    """One of the two runtimes.
+
+    Both have `remote, get, wait, put, kill, shutdown`; only `init` takes other arguments.
+    """
 
     name: str  # "ours" or "ray"
     quick: bool = False
@@ -51,22 +53,22 @@ class Side:
 
     def init(self, num_cpus: int = NUM_CPUS) -> None:
         if self.name == "ray":
-            # What Ray can do without is off, to its advantage.
+            # Optional parts of Ray are off, to its advantage.
             self.api.init(num_cpus=num_cpus, include_dashboard=False, log_to_driver=False)
         else:
             self.api.init(num_cpus=num_cpus)
 
     def count(self, number: int) -> int:
-        """Returns how often to do it; a twentieth when a smoke test is wanted."""
+        """Returns how often to repeat; a twentieth in a smoke test."""
         return max(2, number // 20) if self.quick else number
 
     def task(self, function: Callable[..., Any], **options: Any) -> Any:
-        """A remote function; `f.remote(...)` submits it."""
+        """Returns a remote function; `f.remote(...)` submits it."""
         remote = self.api.remote(function)
         return remote.options(**options) if options else remote
 
     def actor(self, cls: type, **options: Any) -> Any:
-        """A remote class that takes no CPU, so that there may be more of them than cores."""
+        """Returns a remote class that takes no CPU, so that there may be more actors than cores."""
         return self.api.remote(cls).options(num_cpus=0, **options)
 
     def get(self, refs: Any) -> Any:
@@ -78,22 +80,22 @@ Measure = Callable[[Side], dict[str, float]]
 
 @functools.cache
 def api(name: str) -> Any:
-    """The module of a side; in a worker too."""
+    """Returns the module of a side, also in a worker."""
     return importlib.import_module("ray" if name == "ray" else "gmi_drl.runtime")
 
 
 def noop(*_: Any) -> None:
-    """The task whose cost is all overhead."""
+    """Does nothing, so that a task's cost is all overhead."""
 
 
 def warm_up(side: Side, task: Any) -> None:
-    """Runs the task until every worker has started, knows it and has run it a while."""
+    """Runs the task until every worker has started, has its code and has run it several times."""
     for _ in range(3):
         side.get([task.remote() for _ in range(100)])
 
 
 def seconds(work: Callable[[], Any], times: int = 1) -> float:
-    """Returns how long it takes to do it so often, in all."""
+    """Returns the seconds that `times` calls take together."""
     begin = time.perf_counter()
     for _ in range(times):
         work()
@@ -101,7 +103,7 @@ def seconds(work: Callable[[], Any], times: int = 1) -> float:
 
 
 def one_at_a_time(call: Callable[[], Any], number: int) -> dict[str, float]:
-    """Rate and latencies of calls each of which waits for its answer."""
+    """Returns rate and latencies of calls that each wait for their answer."""
     times = [seconds(call) for _ in range(number)]
     cuts = statistics.quantiles(times, n=100, method="inclusive")
     return {"per_s": number / sum(times), "p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3}

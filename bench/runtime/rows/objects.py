@@ -14,7 +14,7 @@ _REPEATS = 5
 
 
 def memcpy_bytes_per_s(nbytes: int) -> float:
-    """One thread's copy into memory it has touched before; best of five."""
+    """Returns the rate of one thread's copy into touched memory, the best of five."""
     source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
     copies = max(1, 20 * _MB // nbytes)
     return (
@@ -25,7 +25,7 @@ def memcpy_bytes_per_s(nbytes: int) -> float:
 
 
 def _put(side: Side, nbytes: int, number: int) -> dict[str, float]:
-    """Each object is dropped when the next is stored."""
+    """Measures puts; each object is dropped when the next is stored."""
     value = np.ones(nbytes, np.uint8)
     for _ in range(5):
         ref = side.api.put(value)
@@ -55,9 +55,9 @@ def put_100MB(side: Side) -> dict[str, float]:
 
 
 def _get(side: Side, nbytes: int, number: int) -> dict[str, float]:
-    """Objects that this process stored and has not read yet, few at a time."""
+    """Measures gets of objects that this process stored and has not read yet, few at a time."""
     value, batch = np.ones(nbytes, np.uint8), min(side.count(number), max(4, 100 * _MB // nbytes))
-    spent_s, done = 0.0, -batch  # the first lot is for warming up
+    spent_s, done = 0.0, -batch  # the first batch is for warming up
     while done < side.count(number):
         refs = [side.api.put(value) for _ in range(batch)]
         begin = time.perf_counter()

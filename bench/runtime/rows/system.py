@@ -14,7 +14,7 @@ _MB = 1e6
 
 
 def start(side: Side) -> dict[str, float]:
-    """A fresh interpreter imports the library, starts it, has one task's result, and ends it."""
+    """Times import, start to the first task's result, and shutdown, in a fresh interpreter."""
     import_s = seconds(lambda: side.api)
 
     def first_result() -> None:
@@ -27,10 +27,10 @@ def start(side: Side) -> dict[str, float]:
 
 
 def idle(side: Side) -> dict[str, float]:
-    """Weighs it when all is done: memory as proportional set size, shared pages in parts.
+    """Measures an idle runtime: memory as proportional set size, processes, threads and CPU.
 
-    The driver's growth is that of importing the library and using it; it is not in
-    `memory_beyond_driver_MB`.
+    The driver's growth comes from importing and using the library; `memory_beyond_driver_MB` does
+    not include it.
     """
     driver = psutil.Process()
     pss_before = driver.memory_full_info().pss
