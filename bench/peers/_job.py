@@ -25,7 +25,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Settings:
-    """One job that trains by PPO or A2C; by default that which the throughput benchmark compares.
+    """Settings of a job by PPO or A2C; the defaults are those of the throughput benchmark.
 
     `n_envs` is the total over all processes, `minibatch` is in samples, `net` is the hidden sizes.
     `trunk` says whether the policy and the value share the hidden layers.
@@ -64,21 +64,21 @@ class Settings:
 
     @property
     def hidden(self) -> list[int]:
-        """Hidden sizes, first layer first."""
+        """Returns the hidden sizes, first layer first."""
         return [int(size) for size in self.net.split(":") if size]
 
     @property
     def batch(self) -> int:
-        """Samples in one iteration."""
+        """Returns the samples of one iteration."""
         return self.n_envs * self.horizon
 
     @property
     def iterations(self) -> int:
-        """Iterations in all: the warm-up and enough for `steps` more."""
+        """Returns all iterations: the warm-up and enough for `steps` more."""
         return self.warmup + max(1, -(-self.steps // self.batch))
 
     def arguments(self) -> list[str]:
-        """The command line that gives these settings back."""
+        """Returns the command-line options that give these settings."""
         flags = []
         for item in fields(self):
             value = getattr(self, item.name)
@@ -88,7 +88,7 @@ class Settings:
 
 
 def parse(vecs: tuple[str, ...], what: str | None) -> Settings:
-    """Settings from the command line; `vecs` are this library's ways to run environments."""
+    """Returns the command line's settings; `vecs` are this library's ways to run environments."""
     parser = argparse.ArgumentParser(description=what)
     hints = get_type_hints(Settings)
     for item in fields(Settings):
@@ -113,7 +113,7 @@ def _flag(text: str) -> bool:
 
 
 def tree_cpu_s(root_pid: int | None = None) -> float:
-    """CPU seconds, user and system, of a process, its live descendants and those they reaped."""
+    """Returns the CPU seconds of a process, its live descendants and those they reaped."""
     root = os.getpid() if root_pid is None else root_pid
     parents: dict[int, int] = {}
     used: dict[int, float] = {}
@@ -155,18 +155,18 @@ class Stopwatch:
     _to: tuple[float, float, int] = (0.0, 0.0, 0)
 
     def iteration(self, steps: int) -> None:
-        """An iteration starts; the one after the warm-up starts the clock."""
+        """Notes the start of an iteration; the first after the warm-up starts the clock."""
         if self._started == self.settings.warmup:
             self._from = (time.perf_counter(), tree_cpu_s(), steps)
         self._started += 1
         self._point(steps)
 
     def episode(self, episode_return: float) -> None:
-        """An episode ended with this sum of unscaled rewards."""
+        """Notes an episode that ended with this sum of unscaled rewards."""
         self._returns.append(episode_return)
 
     def stop(self, steps: int) -> None:
-        """The last update is done. Call it before any helper process is stopped."""
+        """Stops the clock after the last update, before any helper process is stopped."""
         self._to = (time.perf_counter(), tree_cpu_s(), steps)
         self._point(steps)
 
@@ -175,7 +175,7 @@ class Stopwatch:
             self.curve.append((steps, round(statistics.fmean(self._returns), 3)))
 
     def print_result(self, system: str, versions: dict[str, str], **extra: Any) -> None:
-        """The job's one line on standard output."""
+        """Prints the job's one line on standard output."""
         wall, cpu, steps = (b - a for a, b in zip(self._from, self._to, strict=True))
         line = {
             "system": system,
@@ -196,7 +196,7 @@ class Stopwatch:
 
 
 def evaluation(returns: list[float]) -> dict[str, Any]:
-    """Summary of evaluation episodes, as every result records it."""
+    """Returns the summary of evaluation episodes, as every result records it."""
     return {
         "episodes": len(returns),
         "mean": round(statistics.fmean(returns), 3),
@@ -206,7 +206,7 @@ def evaluation(returns: list[float]) -> dict[str, Any]:
 
 
 def limit_threads(threads: int) -> None:
-    """Must run before torch or numpy is imported: OpenMP reads this once."""
+    """Limits threads; it must run before torch or numpy is imported, as OpenMP reads this once."""
     if "torch" in sys.modules or "numpy" in sys.modules:
         raise RuntimeError("limit_threads came after torch or numpy; call it first")
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

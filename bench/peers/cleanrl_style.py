@@ -84,10 +84,10 @@ class Environments:
         return self._observation(observation)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[float]]:
-        """Observation, scaled reward, done, and the returns of episodes that ended here."""
+        """Returns observation, scaled reward, done, and the returns of episodes that ended."""
         if not self.discrete:
             low, high = self.action_space.low, self.action_space.high
-            # EnvPool reads double where the space says so
+            # EnvPool expects the dtype of the space
             action = np.clip(action, low, high).astype(self.action_space.dtype)
         observation, reward, terminated, truncated, _ = self.env.step(action)
         done = np.logical_or(terminated, truncated)
@@ -151,7 +151,7 @@ class Agent(nn.Module):
 
 
 def train(settings: Settings, envs: Environments, agent: Agent, stopwatch: Stopwatch) -> None:
-    """The loop: roll out, estimate advantages, update."""
+    """Runs the loop: roll out, estimate advantages, update."""
     optimizer = torch.optim.Adam(agent.parameters(), settings.learning_rate, eps=1e-5)
     t, n = settings.horizon, settings.n_envs
     shape = envs.observation_space.shape
@@ -207,7 +207,7 @@ def update(
     optimizer: torch.optim.Optimizer,
     flat: tuple[torch.Tensor, ...],
 ) -> None:
-    """`epochs` passes over the iteration's samples in shuffled minibatches."""
+    """Makes `epochs` passes over the iteration's samples in shuffled minibatches."""
     for _ in range(settings.epochs):
         for index in torch.randperm(settings.batch).split(settings.minibatch):
             observation, action, log_prob, advantage, target, old_value = (x[index] for x in flat)
@@ -231,7 +231,7 @@ def update(
 
 @torch.no_grad()
 def judge(settings: Settings, trained: Environments, agent: Agent) -> list[float]:
-    """Returns of `evaluate` episodes of the policy's mean (or likeliest) action."""
+    """Returns the returns of `evaluate` episodes of the policy's mean (or likeliest) action."""
     envs = Environments(settings, settings.seed + 10_000, training=False)
     envs.observed = trained.observed
     returns: list[float] = []
@@ -246,7 +246,7 @@ def judge(settings: Settings, trained: Environments, agent: Agent) -> list[float
 
 
 def main(settings: Settings) -> None:
-    """Train, evaluate if asked for, print the line."""
+    """Trains, evaluates if asked for, and prints the line."""
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     envs = Environments(settings, settings.seed)

@@ -18,7 +18,7 @@ from pool_worker import Seen, begin, numel_of, play, sizes_of
 
 
 def main() -> None:
-    """Measures as long as is asked for, from the end of the first round on."""
+    """Measures for --seconds from the end of the first round on."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--environment", required=True)
     parser.add_argument("--hidden", type=int, nargs="*", default=[])
@@ -55,7 +55,7 @@ def measured(pool, numel, seen, options):
         key, ask, tell = jax.random.split(key, 3)
         population, state = strategy.ask(ask, state, params)
         members, (mean, deviation) = np.asarray(population, np.float64), seen.moments()
-        half = len(members) // 2  # both ways of a direction begin alike
+        half = len(members) // 2  # both signs of a direction have the same seed
         seeds = [number * half + index % half for index in range(len(members))]
         arguments = [(theta, mean, deviation, s) for theta, s in zip(members, seeds, strict=True)]
         answers = pool.starmap(play, arguments, chunksize=1)

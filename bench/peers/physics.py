@@ -23,7 +23,7 @@ _STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS
 
 
 def initial_states(env: Any, count: int) -> np.ndarray:
-    """[count, state] full physics states after resets with different seeds."""
+    """Returns [count, state] full physics states after resets with different seeds."""
     model, data = env.unwrapped.model, env.unwrapped.data
     states = np.empty((count, mujoco.mj_stateSize(model, _STATE)))
     for index in range(count):
@@ -33,7 +33,7 @@ def initial_states(env: Any, count: int) -> np.ndarray:
 
 
 def main(settings: Settings) -> None:
-    """Roll out `horizon` steps of `n_envs` environments again and again."""
+    """Rolls out `horizon` steps of `n_envs` environments again and again."""
     env = gymnasium.make(settings.env).unwrapped
     model, skip = env.model, env.frame_skip
     states = initial_states(env, settings.n_envs)

@@ -10,7 +10,7 @@ import numpy as np
 
 Vector = np.ndarray[Any, Any]
 
-_worker: dict[str, Any] = {}  # what a process of the pool has
+_worker: dict[str, Any] = {}  # the environment and layer sizes of a pool process
 
 
 def sizes_of(environment: str, hidden: list[int]) -> list[int]:
@@ -27,14 +27,14 @@ def numel_of(sizes: list[int]) -> int:
 
 
 def begin(environment: str, sizes: list[int]) -> None:
-    """Makes what a process needs; the initializer of the pool."""
+    """Makes what a pool process needs, as the pool's initializer."""
     _worker["env"], _worker["sizes"] = gymnasium.make(environment), sizes
 
 
 def play(theta: Vector, mean: Vector, deviation: Vector, seed: int) -> tuple[float, Vector, Vector]:
-    """Plays an episode by dense layers of tanh; returns its return, and the sums of what it saw.
+    """Plays an episode by dense tanh layers; returns its return, and sums of its observations.
 
-    Observations are seen less `mean` and over `deviation`; sums are of them and of their squares.
+    The policy sees (observation - mean) / deviation; the sums are of raw observations and squares.
     """
     env, sizes = _worker["env"], _worker["sizes"]
     layers, offset = [], 0
@@ -60,7 +60,7 @@ def play(theta: Vector, mean: Vector, deviation: Vector, seed: int) -> tuple[flo
 
 
 class Seen:
-    """Follows the mean and the deviation of what all episodes saw."""
+    """Keeps the mean and the deviation of the observations of all episodes."""
 
     def __init__(self, width: int) -> None:
         self._count, self._sums = 0, np.zeros((2, width))
@@ -72,7 +72,7 @@ class Seen:
         self._sums[1] += sum(answer[2] for answer in answers)
 
     def moments(self) -> tuple[Vector, Vector]:
-        """Returns mean and deviation; 0 and 1 before anything was seen."""
+        """Returns mean and deviation; 0 and 1 before any observation."""
         if not self._count:
             return np.zeros_like(self._sums[0]), np.ones_like(self._sums[0])
         mean, square = self._sums / self._count

@@ -62,7 +62,7 @@ def compute(
 
 
 def main(settings: Settings) -> None:
-    """Times the iterations of all cores, the slowest core's."""
+    """Times the iterations of all cores; the slowest core counts."""
     env = gymnasium.make(settings.env)
     sizes = (env.observation_space.shape[0], env.action_space.shape[0])
     cores = sorted(os.sched_getaffinity(0))

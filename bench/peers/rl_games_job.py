@@ -36,7 +36,7 @@ if SETTINGS.vec == "envpool":
 
 
 class Environments(IVecEnv):
-    """The environments of either library; its steps drive the stopwatch."""
+    """Wraps the environments of either library; their steps drive the stopwatch."""
 
     def __init__(self, settings: Settings, stopwatch: Stopwatch) -> None:
         self.settings, self.stopwatch = settings, stopwatch
@@ -86,7 +86,7 @@ class Environments(IVecEnv):
 
 
 def _space_of_rl_games(space: gymnasium.Space) -> Any:
-    """Converts a space to classes that rl_games knows: gym's before 1.6, then Gymnasium's."""
+    """Converts a space to the classes of rl_games: gym's before 1.6, then Gymnasium's."""
     spaces = experience.gym.spaces
     if isinstance(space, gymnasium.spaces.Discrete):
         return spaces.Discrete(int(space.n))
@@ -94,7 +94,7 @@ def _space_of_rl_games(space: gymnasium.Space) -> Any:
 
 
 def config(settings: Settings, discrete: bool, folder: str) -> dict[str, Any]:
-    """The library's own form of these settings."""
+    """Returns these settings in the library's own form."""
     gaussian = {
         "mu_activation": "None",
         "sigma_activation": "None",
@@ -155,7 +155,7 @@ def config(settings: Settings, discrete: bool, folder: str) -> dict[str, Any]:
 
 
 def main(settings: Settings) -> None:
-    """Train and print the line."""
+    """Trains, and prints the line."""
     if settings.evaluate:
         raise SystemExit("rl_games_job.py --evaluate: this job cannot evaluate; use sb3.py.")
     stopwatch = Stopwatch(settings)

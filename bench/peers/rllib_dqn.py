@@ -19,7 +19,7 @@ _WARMUP = 4  # iterations
 
 
 def algorithm(config: dict[str, Any], workers: int) -> Any:
-    """RLlib's DQN, set up."""
+    """Returns RLlib's DQN, set up."""
     import ray
     from ray.rllib.algorithms.dqn import DQNConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
@@ -30,7 +30,7 @@ def algorithm(config: dict[str, Any], workers: int) -> Any:
     env, settings = config["env"], config["algorithm"]
     steps = env["num_env"] * settings["horizon"] * workers  # of a round
     updates = steps * settings["updates_per_row"]
-    # RLlib counts the driver among the samplers, where it does not sample.
+    # RLlib counts the driver among the samplers, although it does not sample.
     intensity = updates * settings["batch_size"] / (steps * (workers + 1) / workers)
     set_up = (
         DQNConfig()
@@ -71,7 +71,7 @@ def _counts(result: dict[str, Any]) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Trains for the seconds that are asked for."""
+    """Trains for --seconds, and prints the rates."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--config", type=json.loads, required=True)
     parser.add_argument("--workers", type=int, required=True)

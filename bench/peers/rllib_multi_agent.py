@@ -19,7 +19,7 @@ from typing import Any
 
 
 def algorithm(config: dict[str, Any]) -> Any:
-    """RLlib's PPO, set up."""
+    """Returns RLlib's PPO, set up."""
     import ray
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
@@ -66,7 +66,7 @@ def _steps(result: dict[str, Any]) -> int:
 
 
 def main() -> None:
-    """Trains for the seconds that are asked for."""
+    """Trains for --seconds, and prints the rate."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--config", type=json.loads, required=True)
     parser.add_argument("--seconds", type=float, default=20.0)

@@ -35,7 +35,7 @@ _ACTIVATIONS = {"elu": torch.nn.ELU, "tanh": torch.nn.Tanh, "relu": torch.nn.ReL
 
 
 class Trunk(BaseFeaturesExtractor):
-    """Hidden layers shared by policy and value."""
+    """Has the hidden layers that policy and value share."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Watch(BaseCallback):
 
 
 def make_env(settings: Settings, n_envs: int, seed: int, training: bool) -> VecEnv:
-    """Vector environment with monitors and, if asked for, normalisation."""
+    """Returns a vector environment with monitors and, if asked for, normalisation."""
     kind = SubprocVecEnv if settings.vec == "subproc" and training else DummyVecEnv
     env: VecEnv = make_vec_env(settings.env, n_envs=n_envs, seed=seed, vec_env_cls=kind)
     if settings.normalize_observation or settings.normalize_reward:
@@ -91,7 +91,7 @@ def _scheduled(value: float, schedule: str) -> object:
 
 
 def make_model(settings: Settings, env: VecEnv) -> PPO | A2C:
-    """PPO or A2C with these settings."""
+    """Returns PPO or A2C with these settings."""
     activation = _ACTIVATIONS[settings.activation]
     if settings.trunk == "shared":
         policy = {
@@ -139,7 +139,7 @@ def make_model(settings: Settings, env: VecEnv) -> PPO | A2C:
 
 
 def main(settings: Settings) -> None:
-    """Train, evaluate if asked for, print the line."""
+    """Trains, evaluates if asked for, and prints the line."""
     torch.set_num_threads(settings.threads)
     env = make_env(settings, settings.n_envs, settings.seed, training=True)
     model = make_model(settings, env)

@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 
 class Hidden(gymnasium.ObservationWrapper):
-    """Shows position and angle."""
+    """Shows only position and angle."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)

@@ -97,7 +97,7 @@ def _agent(
         job.published.load(vector)
         collector.collect(number)
         batch, names = collector.batch, job.learner.algorithm.segment_fields
-        # By value, as a queue does with numpy arrays: torch would send handles of shared files.
+        # As NumPy arrays, which a queue sends by value: torch would send handles of shared files.
         arrays = {name: batch[name].numpy().copy() for name in names}
         arrays["observation"] = batch["raw_observation"].numpy().copy()
         arrays["last_observation"] = batch.bootstrap["observation"].numpy()[None].copy()
@@ -122,7 +122,7 @@ class _Job:
 
 
 def _job(config: dict[str, Any], threads: int) -> tuple[_Job, Any]:
-    """A learner on its own, and what turns arrays into its batches."""
+    """Returns a learner on its own, and a function that turns arrays into its batches."""
     import torch
 
     from gmi_drl.comm import solo_group

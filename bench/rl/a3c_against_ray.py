@@ -60,7 +60,7 @@ def parse_row(row: str) -> tuple[int, int, int]:
 
 
 def timed(step: Callable[[], None], seconds: float) -> float:
-    """Calls of `step` a second, after some that are not counted."""
+    """Returns the calls of `step` a second, after some that are not counted."""
     until = time.perf_counter() + seconds / 4
     while time.perf_counter() < until:
         step()
@@ -72,7 +72,7 @@ def timed(step: Callable[[], None], seconds: float) -> float:
 
 
 def ours(row: str, seconds: float) -> Rates:
-    """Gradients a second of this library, and the number of parameters."""
+    """Measures gradients a second of this library; returns also the number of parameters."""
     from gmi_drl import rl, runtime
 
     count, num_env, horizon = parse_row(row)
@@ -102,7 +102,7 @@ def ours(row: str, seconds: float) -> Rates:
 
 
 class Network(nn.Module):
-    """Logits and value of CartPole's observations."""
+    """A network with logits and value of CartPole's observations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Network(nn.Module):
 
 
 class RayEvaluator:
-    """Environments and a network that samples and differentiates."""
+    """Holds environments and a network, samples, and differentiates."""
 
     def __init__(self, num_env: int, horizon: int, seed: int) -> None:
         import gymnasium
@@ -142,10 +142,10 @@ class RayEvaluator:
                 "CartPole-v1", num_env, vectorization_mode="vector_entry_point"
             )
             self._observation = self._env.reset(seed=seed)[0]
-        self._resets = np.zeros(num_env, bool)  # the next step only begins an episode
+        self._resets = np.zeros(num_env, bool)  # where the next step only begins an episode
 
     def _step(self, action: Vector) -> tuple[Vector, Vector]:
-        """Takes a step; its rewards, and where an episode has ended."""
+        """Takes a step; returns its rewards, and where an episode has ended."""
         if self._num_env > 1:
             self._observation, reward, terminated, truncated, _ = self._env.step(action)
             return reward, terminated | truncated
@@ -155,7 +155,7 @@ class RayEvaluator:
         return np.array([reward]), np.array([ended])
 
     def gradient(self, vector: Vector) -> Vector:
-        """Samples a horizon with these parameters; the gradient of its loss."""
+        """Samples a horizon with these parameters, and returns the gradient of its loss."""
         network, horizon = self._network, self._horizon
         network.load(vector)
         shape = (horizon, self._num_env)
@@ -188,7 +188,7 @@ class RayEvaluator:
 
 
 def on_ray(row: str, seconds: float) -> Rates:
-    """Gradients a second of Ray, and the number of parameters."""
+    """Measures gradients a second of Ray; returns also the number of parameters."""
     import ray
 
     count, num_env, horizon = parse_row(row)

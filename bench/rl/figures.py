@@ -34,11 +34,11 @@ from report import emit, emit_pairs
 from gmi_drl import rl, runtime
 from gmi_drl.roles.evaluators.fleet import Fleet
 
-PAPER_STEPS_PER_S: Final = 15_000  # of one core, as the text to figure 7 has it
+PAPER_STEPS_PER_S: Final = 15_000  # of one core, by the text on figure 7
 CORES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 PIECES: Final = (1, 2, 4)
 _SMALL: Final[Mapping[str, Any]] = {"network": [64, 64], "activation": "tanh"}
-# By observation: what evaluators are made with.
+# The arguments of evaluators, by observation.
 OBSERVATIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "small": {
         "env": "HalfCheetah-v5", "num_env": 16,
@@ -59,7 +59,7 @@ OBSERVATIONS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 def sampling(count: int, seconds: float) -> Rates:
-    """Steps a second of so many evaluators, and the driver's own seconds for each step."""
+    """Measures steps a second of `count` evaluators, and the driver's CPU seconds of a step."""
     horizon, num_env = 64, 64
     settings = {**_SMALL, "horizon": horizon, "normalize_observation": False}
     evaluators = [
@@ -84,14 +84,14 @@ def sampling(count: int, seconds: float) -> Rates:
 
 
 def _drain(fleet: Fleet, weights: Any, answers: int) -> None:
-    """Take so many samples, and ask who has brought one again."""
+    """Takes `answers` samples, and asks each evaluator that answered for the next one."""
     for _ in range(answers):
         number, _ = fleet.first()
         fleet.ask(number, "sample", weights, 0)
 
 
 def training(kind: Callable[..., Any], algorithm: Any, seconds: float, **arguments: Any) -> Rates:
-    """Steps and updates a second of an optimizer over two evaluators, and everybody's memory."""
+    """Measures steps and updates a second of an optimizer over two evaluators, and the memory."""
     options = arguments.pop("options_of_optimizer", {})
     evaluators = [rl.Evaluator.remote(algorithm=algorithm, **arguments) for _ in range(2)]
     optimizer = kind(algorithm, evaluators, **options)
@@ -114,7 +114,7 @@ def training(kind: Callable[..., Any], algorithm: Any, seconds: float, **argumen
 
 
 def _family_mib() -> float:
-    """MiB of this process and all that it has started, what they share counted once."""
+    """Returns MiB of this process and its descendants, with shared memory counted once."""
     pids, kib = [os.getpid()], 0
     while pids:
         pid = pids.pop()

@@ -52,7 +52,7 @@ from torch import nn
 from gmi_drl import runtime
 
 BATCH: Final = 64
-START_S: Final = 60.0  # a server may take so long until it answers
+START_S: Final = 60.0  # the longest time until a server answers
 ANSWER_S: Final = 120.0
 JSON: Final = b"application/json"
 RAW: Final = b"application/octet-stream"
@@ -62,7 +62,7 @@ States = np.ndarray[Any, Any]
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions, and what came in added to what comes out."""
+    """Two convolutions, whose input is added to their output."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ SIZES: Final[dict[str, tuple[int, Callable[[], nn.Module]]]] = {
 
 
 class Policy:
-    """A network that answers batches of states; wherever it is made, it is the same."""
+    """A network that answers batches of states; it is the same in every process."""
 
     def __init__(self, size: str) -> None:
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody does
@@ -111,7 +111,7 @@ class Policy:
         return logits
 
     def skip(self, states: States) -> States:
-        """Returns as many numbers, and computes none of them."""
+        """Returns as many numbers without computing them."""
         return np.zeros((len(states), 8), np.float32)
 
 
@@ -153,14 +153,14 @@ def serve(size: str, path: Path) -> None:
     path.write_text(str(listening.getsockname()[1]))
     config = uvicorn.Config(
         application(Policy(size), SIZES[size][0]), access_log=False,
-        timeout_keep_alive=600,  # others have their turn between two requests
+        timeout_keep_alive=600,  # other sides have their turn between two requests
     )  # fmt: skip
     uvicorn.Server(config).run([listening])
 
 
 @contextlib.contextmanager
 def web_server(size: str) -> Iterator[int]:
-    """Runs `serve` in a process of its own; its port."""
+    """Runs `serve` in a process of its own, and yields its port."""
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
         path, log = Path(folder, "port"), Path(folder, "log")
         with log.open("w") as stream:
@@ -181,7 +181,7 @@ def web_server(size: str) -> Iterator[int]:
 
 
 class Client:
-    """A connection that is kept; requests are written, and replies read, by hand."""
+    """A kept-alive HTTP connection on a bare socket."""
 
     def __init__(self, port: int, kind: bytes, path: bytes = b"/") -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_S)
@@ -226,7 +226,7 @@ class Client:
 
 
 def rate(evaluate: Callable[[States], States], states: States, seconds: float) -> Rates:
-    """States a second of one call after the other, after calls that are not counted."""
+    """Returns states a second, one call after the other, after calls that are not counted."""
     until = time.perf_counter() + seconds / 4
     while time.perf_counter() < until:
         evaluate(states)

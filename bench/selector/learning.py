@@ -281,7 +281,7 @@ class Measurement:
                 length = length_of(task, way, config, given_run, self.options.factor)
                 self.raw.add(length)
             total_steps = length.total_steps
-        # Returns of a grid's runs are not reported, so they end when they have certainly reached the
+        # Returns of a grid's runs are not reported, so a run ends when it has certainly reached the
         # target.
         until = None
         if way in GRID:
