@@ -86,7 +86,7 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     try:
         size = os.fstat(file).st_size
-        if size and os.pread(file, 1, size - 1) != b"\n":  # whoever was at it is dead
+        if size and os.pread(file, 1, size - 1) != b"\n":  # its writer is dead
             size = os.pread(file, size, 0).rfind(b"\n") + 1
             os.ftruncate(file, size)
         data = line_text(line).encode()

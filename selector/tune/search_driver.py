@@ -110,8 +110,8 @@ class _Answerer:
         answer = self._profile(Ask(ask.candidate, limit_s))
         cost_s = self._clock() - start_s
         self.spent_s += cost_s
-        # What was too slow for less than was asked may be fast enough for that: a longer budget
-        # asks again. What was measured stays the ask that it was; its error says how sure it is.
+        # What was too slow for less time than asked may be fast enough with all of it: a longer
+        # budget measures it again. A measurement is kept as asked; its error says how sure it is.
         unsure = isinstance(answer, Failed) and answer.reason == "slow" and limit_s < ask.seconds
         recorded_ask = replace(ask, seconds=limit_s) if unsure else ask
         self._journal.profiled(recorded_ask, answer, cost_s, self._waits_s)
@@ -132,7 +132,7 @@ class _Answerer:
             is_slow = isinstance(answer, Failed) and answer.reason == "slow"
             if is_slow and waits_s < _SAME * self._waits_s:
                 continue
-            # Others than slow ones and noisy ones hold for an ask of any length.
+            # Answers that are neither slow nor noisy hold for an ask of any length.
             sure = not is_slow if isinstance(answer, Failed) else answer.error <= FIRST_ERROR
             if sure or seconds >= _SAME * ask.seconds:
                 self.spent_s += cost_s
@@ -150,8 +150,8 @@ class _Answerer:
             return ask.seconds
         if len(record.profiles) == 1 and record.costs_s[0] > self._budget_s:
             raise BudgetTooShort(self._budget_s, record.costs_s[0], took=True)
-        # With the least that start and end of one took: to begin one that goes on a little longer
-        # than the budget is better than to leave the last seconds unused.
+        # Start and end are counted as the shortest so far: to run a little over the budget is
+        # better than to leave its last seconds unused.
         limit_s = min(ask.seconds, self._left_s - record.around_s)
         least_s = min(ask.seconds, max(_LEAST_S, ask.seconds / LONGEST))
         enough = limit_s >= least_s and limit_s > self._slow_s.get(ask.candidate, 0.0)

@@ -94,7 +94,7 @@ def _measure_alone(
     anew = again or (record is not None and bool(record.drifts))
     old_text = request.path.read_text(encoding="utf-8") if again and request.fresh() else None
     journal, notices = TuneJournal.open(request.path, _header_of(request, space, held), anew=anew)
-    # What was measured under load stays on record, whoever goes on with it.
+    # A load stays on record, as later sessions go on with what was measured under it.
     load = _other_load(request.topology) or str(journal.record.choice.get("load", ""))
     notes += filter(None, [*notices, load])
     for note in notes:
@@ -306,7 +306,7 @@ def _race_rivals(
         text = candidate_text(candidate, space.splits)
         screen.racing(f"race, round {number}: {text}, {seconds:.0f} s", end_s - time.monotonic())
         start_s = time.monotonic()
-        # With the steps it would have: a learning rate that falls is part of what is raced.
+        # It has the steps of a full run: a learning rate that falls is part of what is raced.
         scaled = longer(config, _steps_factor(config, prediction, candidate))
         run = scaled.run.model_copy(update={"seed": config.run.seed + number - 1})
         seeded = scaled.model_copy(update={"run": run})

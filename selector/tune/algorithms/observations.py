@@ -332,7 +332,7 @@ class Observations:
             combined(self._answers[own]), combined(self._answers[best])
         ):
             return own
-        # A smaller batch learns better from as many samples; then what leaves most to others.
+        # Smaller updates learn more of a sample; then less memory and fewer GMIs are better.
         return min(
             self._alike(best),
             key=lambda c: (

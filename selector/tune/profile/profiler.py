@@ -148,7 +148,7 @@ class ProfileWatch:
     def _measured(self, gang: Gang, streams: Sequence[_IterationStream]) -> Measured | None:
         """Returns the answer, if enough is measured or the time is used, and nothing is late."""
         estimated, first_s, now_s = self._estimate, self._first_s, time.monotonic()
-        # One whose next iteration should be there may hang.
+        # A stream whose next iteration is overdue may hang.
         is_late = any(now_s - s.heard_s > _OVERDUE * s.longest_s + _LATE_S for s in streams)
         if estimated is None or first_s is None or is_late:
             return None
@@ -171,7 +171,7 @@ class ProfileWatch:
         else:
             since_s = min(stream.heard_s for stream in streams)
             limit_s, training = max(timeout.next_s, self._asked_s), self._streams.get(_TRAINING)
-            # Twice as long at most where the first one took long and yet ended.
+            # Up to twice as long where the first iteration took long and yet ended.
             first_s = training.readings[0].time_s if training and training.readings else 0.0
             limit_s = min(max(limit_s, 2 * first_s), 2 * limit_s)
         return timeout.failure(

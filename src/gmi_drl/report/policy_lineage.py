@@ -163,7 +163,7 @@ class PolicyReader:
                 f"run.lineage says, here from {oldest} on. Ask for one of these; a run that shall "
                 "keep more is launched with a larger run.lineage."
             )
-        for branch in sorted(self._branches, reverse=True):  # undone, then
+        for branch in sorted(self._branches, reverse=True):  # it may have been undone
             if self._row(Version(branch, number)) is not None:
                 return Version(branch, number)
         if on_chain:

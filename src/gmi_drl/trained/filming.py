@@ -58,7 +58,7 @@ def record_video(
     target = (folder.path / FILE if file is None else file).absolute()
     if target.suffix not in (".mp4", ".gif"):
         raise PolicyNotLoaded(f"{target}: its name must end in .mp4 or .gif. Give another.")
-    # Kept here, as whoever films is killed by Ctrl-C and by the deadline.
+    # Removed by this process, as the one that films is killed by Ctrl-C and by the deadline.
     partial = target.with_name(f".{target.stem}.{secrets.token_hex(4)}.part{target.suffix}")
     request = {
         "run": str(Path(run).resolve()),

@@ -85,7 +85,7 @@ class HostsGang:
         self._records: list[tuple[int, Any]] = []
         self._restarts: list[tuple[int, Any]] = []
         self._results: list[list[dict[int, Any]]] = [[] for _ in hosts]
-        self._calls = [0] * len(hosts)  # that each host was told
+        self._calls = [0] * len(hosts)  # of `_methods`, that each host has been sent
         self._methods: list[str] = []
         self._endpoints: list[Endpoint | None] = [None] * len(hosts)
         self._roster: Roster | None = None
@@ -204,7 +204,7 @@ class HostsGang:
         hosts = range(len(self._hosts))
         pending: dict[Any, int] = {}
         sent_s, answered_s = [0.0] * len(hosts), [time.monotonic()] * len(hosts)
-        heard_s = answered_s[:]  # of their launchers, by which their agents do not go
+        heard_s = answered_s[:]  # from their launchers, and not only from their agents
         deadline_s: float | None = None
         while not all(self._ended):
             now_s = time.monotonic()
