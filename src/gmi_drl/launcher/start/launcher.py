@@ -264,11 +264,11 @@ class _Run:
                 restarts = Restarts(gang, folder, budget, policies)
                 serving = ServingMetrics(job.layout, folder.path, lambda: memory_held(job))
                 with opened(self.view, lambda on: RunView(on, job.config, job.layout)) as screen:
+                    warn = partial(_warn, screen)
                     for line in notes:
                         screen.show({"kind": "note", "message": line})
                     for line in [] if self.cluster else overlaps(job.layout.topology):
-                        screen.show({"kind": "warning", "message": line})
-                    warn = partial(_warn, screen)
+                        warn(line)
                     self.callbacks.show_on(warn)
                     # PolicyLog comes first: it takes the lineage out of each record.
                     watches: list[Watch] = [policies, resizer]
@@ -402,9 +402,9 @@ def _watch(job: Job, records: _Records, restarts: Restarts, resizer: Resizer) ->
                 for watch in records.watches:
                     watch.tick(gang)
                 for message in restarts.news():
-                    screen.show({"kind": "warning", "message": message})
+                    _warn(screen, message)
                 if asked_s is None and (message := resizer.lose(gang)):
-                    screen.show({"kind": "warning", "message": message})
+                    _warn(screen, message)
                     done = False  # the survivors are told, and then answer
                 if start.look() and not done and asked_s is None and resizer.look():
                     gang.request_stop()
@@ -422,7 +422,7 @@ def _watch(job: Job, records: _Records, restarts: Restarts, resizer: Resizer) ->
                 resizer.give_up("the run was stopped")
                 gang.request_stop()
                 message = f"stopping after this iteration, in {grace_s:.0f} s at the latest"
-                screen.show({"kind": "warning", "message": f"{message}; once more stops at once"})
+                _warn(screen, f"{message}; once more stops at once")
 
 
 def _take_records(gang: Gang) -> list[tuple[int, Any]]:
