@@ -27,7 +27,7 @@ class DeviceSplit:
 
 @dataclass(frozen=True, order=True)
 class Candidate:
-    """One setting to try: what it has other than the user's config."""
+    """Holds one setting to try: what differs from the user's config."""
 
     row: DeviceSplit
     num_env: int  # of each GMI that simulates
@@ -38,7 +38,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Space:
-    """All candidates: rows, each by rising `num_env`. The first row has the fewest GMIs."""
+    """Holds all candidates: rows, each by rising `num_env`. The first row has the fewest GMIs."""
 
     rows: tuple[tuple[Candidate, ...], ...]
 
@@ -55,7 +55,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Ask:
-    """Measure this candidate for `seconds` of training at most, less when that is enough."""
+    """Asks to measure a candidate for `seconds` of training at most, less when that is enough."""
 
     candidate: Candidate
     seconds: float
@@ -91,7 +91,7 @@ Answer: TypeAlias = Measured | Failed | None
 
 @dataclass(frozen=True)
 class Skipped:
-    """A candidate that was not measured, and why."""
+    """Holds a candidate that was not measured, and why."""
 
     candidate: Candidate
     why: str  # "memory would be 132 % full", "row 4 is saturated from 2,048 on"

@@ -51,7 +51,7 @@ SAME: Final = 0.1  # updates and minibatches whose sizes differ by less are as l
 
 @dataclass(frozen=True)
 class Update:
-    """An update with so many environments."""
+    """Holds an update with a number of environments."""
 
     horizon: int
     samples: int  # environment steps between two updates, of all GMIs of all devices

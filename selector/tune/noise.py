@@ -23,7 +23,7 @@ _FREE: Final = ("horizon", "minibatches", "learning_rate", "optimizer")
 
 @dataclass(frozen=True)
 class TunedNoise:
-    """The gradient noise scale that a tune predicts with."""
+    """Holds the gradient noise scale that a tune predicts with."""
 
     samples: float
     source: str  # in words: where it is from
@@ -81,9 +81,9 @@ def _unreadable(folder: Path, why: str) -> NoiseSourceError:
 
 
 def _differences(trained: Config, config: Config, *, decisive: bool) -> Iterator[str]:
-    """Yields what a run was trained with other than the config: what makes it another problem.
+    """Yields the settings in which a run differs from the config.
 
-    Not `decisive`: other settings of its algorithm, which move the noise scale a little.
+    `decisive`: those that make it another problem; else those that move its noise scale a little.
     """
     old, new = (source.model_dump(mode="json") for source in (trained, config))
     old_algorithm, new_algorithm = (values["algorithm"] for values in (old, new))

@@ -178,7 +178,7 @@ def run_watched(
 
 
 def _drop_gang(watch: GangWatch) -> None:
-    """Drops its gang, and what that said at last: with it goes what the runtime keeps of it."""
+    """Drops a watch's gang and its last records, so that the runtime frees what it keeps."""
     while watch.gang is not None:
         try:
             watch.gang.records()
@@ -219,7 +219,7 @@ class CandidateTimeout:
 
     @classmethod
     def of(cls, budget_s: float) -> CandidateTimeout:
-        """Returns the one of tuning for so many seconds: a longer tune waits longer to begin."""
+        """Returns the timeouts of a tune: with more budget a first iteration may take longer."""
         first_s = max(_FIRST_S, budget_s / _STARTS)
         return cls(first_s=min(first_s, max(_LEAST_S, budget_s)))
 

@@ -150,7 +150,7 @@ def _seconds_by_gmi(readings: Sequence[Reading]) -> list[dict[str, float]]:
 
 
 def _phases(gmis: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Returns the mean of their shares; GMIs that said nothing yet are left out."""
+    """Returns the mean share of each phase; GMIs that have reported nothing are left out."""
     busy = [(gmi, total) for gmi in gmis if (total := sum(gmi.values())) > 0]
     names = dict.fromkeys(phase for gmi, _ in busy for phase in gmi)
     return {name: sum(gmi.get(name, 0.0) / s for gmi, s in busy) / len(busy) for name in names}

@@ -52,7 +52,7 @@ class _Presence:
 
     @classmethod
     def open(cls) -> None:
-        """Opens the file, where it can be had."""
+        """Opens the file, if it can be made and opened."""
         with suppress(OSError, RuntimeError):  # no home, or none that can be written
             path = records_folder() / f"{platform.node() or 'machine'}.running"
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -114,7 +114,7 @@ class Callbacks:
             raise first
 
     def _call(self, index: int, event: str, *args: object) -> bool:
-        """Calls one, if it has that method and has not failed too often; False if it raises."""
+        """Calls a callback that has the method and has not failed too often; False if it raises."""
         callback = self._callbacks[index]
         method = getattr(callback, event, None)
         if method is None or self._failure_count(index) >= _MOST_FAILURES:

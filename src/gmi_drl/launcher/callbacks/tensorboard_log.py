@@ -20,7 +20,7 @@ _NUMBERS: Final = itertools.count()  # of this process's files
 
 
 class EventFile:
-    """Is a file of events, written by this thread: OSError where the disk is full, say."""
+    """Writes a file of events in the calling thread; OSError where the disk is full."""
 
     def __init__(self, folder: Path, suffix: str = "") -> None:
         self._event: Any = import_module("tensorboard.compat.proto.event_pb2").Event

@@ -33,7 +33,7 @@ _RAY_KEYS: Final = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "CUDA_VISIBLE_DEVICES
 
 
 class NodeAgent:
-    """Stands for one host. Methods return at once, but for `end`."""
+    """Represents one host. Methods return at once, except `end`."""
 
     def __init__(self, devices: bool) -> None:
         """`devices`: Ray has set GPUs aside for this launch, and names them."""

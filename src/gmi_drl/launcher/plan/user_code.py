@@ -45,7 +45,7 @@ _STEPS: Final = 4
 
 @dataclass(frozen=True)
 class UserCodeReport:
-    """Says what came of an environment and of the roles."""
+    """Holds what trying the environment and the classes of the user has shown."""
 
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what was not looked at
