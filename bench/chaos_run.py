@@ -102,26 +102,26 @@ class Run:
     def launch(self, more: int) -> None:
         """Begins the run, or resumes it, for `more` steps."""
         run, is_trained = self.folder, self.mode not in ("serving", "tune", "search")
-        words = [self.mode if self.mode in ("tune", "search") else "launch"]
+        arguments = [self.mode if self.mode in ("tune", "search") else "launch"]
         steps = more
         if is_trained and run and self.checkpoints():
             steps += self.metrics()[-1].get("steps", 0) if self.metrics() else 0
-            words += ["--resume", str(run)]
+            arguments += ["--resume", str(run)]
         else:
-            words.append("config.yaml")
-        self.tell(" ".join(words))
+            arguments.append("config.yaml")
+        self.tell(" ".join(arguments))
         self.began = self.progress()
-        if words[0] == "launch":
-            words += ["--set", f"run.total_steps={steps}"]
+        if arguments[0] == "launch":
+            arguments += ["--set", f"run.total_steps={steps}"]
         program = ["-m", "gmi_drl"]
         if self._ray is not None:
-            words += ["--set", f"cluster.address={self._ray.address}"]
+            arguments += ["--set", f"cluster.address={self._ray.address}"]
         elif self.mode == "hosts":
             program = [str(_HOSTS)]
         self._launches += 1
         with open(self._folder / f"output{self._launches}", "wb") as output:
             self.launcher = subprocess.Popen(
-                [sys.executable, *program, *words, "--plain"],
+                [sys.executable, *program, *arguments, "--plain"],
                 stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=self.disk,
                 env=self._environment,
             )  # fmt: skip

@@ -149,12 +149,12 @@ def lz4_rows(rounds: int) -> None:
             compress_bytes_per_s=round(len(raw) / (between - began)),
             pays_below=round((len(raw) - len(packed)) / spent_s),
         )  # fmt: skip
-    words = [
+    overrides = [
         "mode=async", "algorithm={name: impala, network: nature, normalize_observation: false, "
         "horizon: 20, learning_rate: 2.5e-4}", "env.num_env=8", "run.total_steps=6_400",
         "hardware.num_gpus=2", "layout.template=decoupled",
     ]  # fmt: skip
-    ways = {name: job(ROOT, config_of(*words, f"experience.lz4={lz4}"), 5) for name, lz4 in
+    ways = {name: job(ROOT, config_of(*overrides, f"experience.lz4={lz4}"), 5) for name, lz4 in
             (("lz4", "[observation]"), ("plain", "[]"))}  # fmt: skip
     results = in_turn(ways, rounds)
     ours, theirs = ([run["steps_per_s"] for run in results[way]] for way in ("lz4", "plain"))
@@ -171,8 +171,8 @@ def main() -> None:
         if "batch" in options.rows:
             batch_rows(before)
         if "memory" in options.rows:
-            words = ["env.num_env=32", "run.total_steps=8_192", "algorithm.epochs=1"]
-            config = config_of(*words, "algorithm.minibatches=16")
+            overrides = ["env.num_env=32", "run.total_steps=8_192", "algorithm.epochs=1"]
+            config = config_of(*overrides, "algorithm.minibatches=16")
             pair("memory/before", before, "mem_mib", 1, config)
         if "steps" in options.rows:
             config = config_of("env.num_env=4", "run.total_steps=2_048")

@@ -104,8 +104,8 @@ def steered(observations: dict[str, Vector]) -> dict[str, int]:
         # Where it would be if it did nothing: a quarter of its velocity is lost in a step of 0.1 s.
         offset = landmarks[agent][best[agent]] - COASTING * velocity[agent]
         axis = int(abs(offset[1]) > abs(offset[0]))
-        near = abs(offset[axis]) < NEAR
-        actions[name] = 0 if near else 1 + 2 * axis + int(offset[axis] > 0)
+        has_arrived = abs(offset[axis]) < NEAR
+        actions[name] = 0 if has_arrived else 1 + 2 * axis + int(offset[axis] > 0)
     return actions
 
 

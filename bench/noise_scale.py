@@ -145,7 +145,7 @@ class Update:
         return (perf_counter_ns() - begun_ns) / 1e6
 
 
-def measure(case: str, rounds: int, each: int) -> tuple[list[float], list[float], list[float]]:
+def measure(case: str, rounds: int, updates: int) -> tuple[list[float], list[float], list[float]]:
     """Returns for each round the milliseconds with and without it, and its share in percent."""
     contenders = [Update(case, meter) for meter in (NoiseMeter, Off, Timed)]
     for contender in contenders:
@@ -157,7 +157,7 @@ def measure(case: str, rounds: int, each: int) -> tuple[list[float], list[float]
         for place in range(3):
             index = (place + number) % 3
             timed.spent_ns = 0
-            took_ms = [contenders[index]() for _ in range(each)]
+            took_ms = [contenders[index]() for _ in range(updates)]
             if index == 2:
                 results[2].append(100 * timed.spent_ns / 1e6 / sum(took_ms))
             else:

@@ -314,8 +314,8 @@ def measure_memory(rounds: int, lines: int, keeps: bool) -> None:
         short, long = Path(name).resolve() / "short", Path(name).resolve() / "long"
         write_run(short / "ant" / "t0", lines)
         write_run(long / "ant" / "t0", 100 * lines)
-        held = [(showing_mib(long), showing_mib(short)) for _ in range(rounds)]
-    large, small = map(list, zip(*held, strict=True))
+        samples_mib = [(showing_mib(long), showing_mib(short)) for _ in range(rounds)]
+    large, small = map(list, zip(*samples_mib, strict=True))
     summary = f"{statistics.median(large):>8.1f} MiB, {statistics.median(small):.1f} of a short run"
     print(f"{'memory':<32}{summary}", file=sys.stderr)
     if keeps:

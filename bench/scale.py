@@ -105,11 +105,11 @@ def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
         if task in ("Ant", "BallBalance"):
             left.fill_between(hosts, low, high, color=colours[task], alpha=0.15, linewidth=0)
         if task != "Ant, async":
-            gained = [
+            learned = [
                 row["steps_per_s"][1] * row["learned"] / line[0]["steps_per_s"][1]
                 / line[0]["learned"] for row in line
             ]  # fmt: skip
-            right.plot(hosts, gained, color=colours[task], marker="o", markersize=3)
+            right.plot(hosts, learned, color=colours[task], marker="o", markersize=3)
             faster = [row["steps_per_s"][1] / line[0]["steps_per_s"][1] for row in line]
             right.plot(hosts, faster, color=colours[task], linewidth=0.8, linestyle=":")
     widest = [row for row in shown if row["hosts"] == max(row["hosts"] for row in shown)]

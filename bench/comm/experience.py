@@ -189,15 +189,16 @@ def transports(modes: list[str], kinds: list[str], rounds: int, horizons: int) -
             row(f"mcc_over_ucc/{kind}", times["mcc", kind], times["ucc", kind], nbytes, "mcc")
 
 
-def row(name: str, mine: list[Result], theirs: list[Result], nbytes: int, mode: str) -> None:
+def row(name: str, results: list[Result], peer: list[Result], nbytes: int, mode: str) -> None:
     """Emits a row, and prints a line for people."""
-    ours, peers = ([result["us"] for result in results] for results in (mine, theirs))
+    ours, peers = ([result["us"] for result in side] for side in (results, peer))
+    cpu_s = statistics.median(result["cpu_s"] for result in results)
     value = statistics.median(ours)
     per_horizon = len(messages(mode.rpartition("/")[2], horizon(0)))
     result = emit_pairs(
         "experience", name, "us/horizon", ours, peers, smaller_is_better=True,
         bytes_per_s=round(nbytes / value * 1e6), messages_per_s=round(per_horizon / value * 1e6),
-        consumer_cpu_s_per_gb=round(statistics.median(r["cpu_s"] for r in mine) / nbytes * 1e9, 4),
+        consumer_cpu_s_per_gb=round(cpu_s / nbytes * 1e9, 4),
     )  # fmt: skip
     print(
         f"{name:<34}{value:>10.0f}{result['peer']:>12.0f}{result['ratio']:>9.2f}", file=sys.stderr

@@ -127,10 +127,10 @@ def _measured(way: str, count: int, options: argparse.Namespace) -> dict[str, An
     with log.open("wb") as file:
         launches = [
             subprocess.Popen(
-                [sys.executable, "-m", "gmi_drl", "launch", "--plain", *words],
+                [sys.executable, "-m", "gmi_drl", "launch", "--plain", *arguments],
                 stdout=file, stderr=subprocess.STDOUT, process_group=0,
             )
-            for words in _commands(way, count, folder, options)
+            for arguments in _commands(way, count, folder, options)
         ]  # fmt: skip
     try:
         first_metrics = _progress(folder, count, launches, log)

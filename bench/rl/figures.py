@@ -68,7 +68,7 @@ def sampling(count: int, seconds: float) -> Rates:
     ]
     optimizer = rl.Local(rl.PG, evaluators)
     fleet, weights = optimizer.fleet, optimizer.fleet.put(optimizer.graph.weights())
-    taken, begun, cpu_s = 0, 0.0, 0.0
+    steps, begun, cpu_s = 0, 0.0, 0.0
     try:
         for number in range(count):
             fleet.ask(number, "sample", weights, 0)
@@ -76,11 +76,11 @@ def sampling(count: int, seconds: float) -> Rates:
         begun, cpu_s = time.perf_counter(), time.process_time()
         while time.perf_counter() < begun + seconds:
             _drain(fleet, weights, 1)
-            taken += horizon * num_env
+            steps += horizon * num_env
         elapsed_s, cpu_s = time.perf_counter() - begun, time.process_time() - cpu_s
     finally:
         optimizer.close()
-    return {"steps_per_s": taken / elapsed_s, "driver_s_per_step": cpu_s / taken}
+    return {"steps_per_s": steps / elapsed_s, "driver_s_per_step": cpu_s / steps}
 
 
 def _drain(fleet: Fleet, weights: Any, answers: int) -> None:

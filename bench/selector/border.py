@@ -149,8 +149,8 @@ def row_of(side: str, seeds: Sequence[int]) -> dict[str, Any]:
 
 def holds(row: dict[str, Any]) -> bool:
     """Tells whether the claim is true of a side."""
-    kept = row["regret_mean"] <= REGRET and row["profiles_over_limit"] <= 1
-    return bool(kept and min(row["right_at"].values()) >= RIGHT)
+    within_limits = row["regret_mean"] <= REGRET and row["profiles_over_limit"] <= 1
+    return bool(within_limits and min(row["right_at"].values()) >= RIGHT)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--machines", type=int, default=200)
     parser.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first")
     options = parser.parse_args(arguments)
-    held = []
+    outcomes = []
     for side in CAPS:
         row = row_of(side, range(options.seed, options.seed + options.machines))
         emit("selector", **row)
@@ -169,8 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f", most {row['regret_max']:.2%}; profiles {row['profiles_share']:.1%}",
             file=sys.stderr,
         )
-        held.append(holds(row))
-    return 0 if all(held) else 1
+        outcomes.append(holds(row))
+    return 0 if all(outcomes) else 1
 
 
 if __name__ == "__main__":

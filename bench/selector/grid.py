@@ -193,8 +193,8 @@ def measure(task: str, options: argparse.Namespace) -> dict[str, Any] | None:
     except TuneError as error:
         say(f"{task}: {error}")
         return None
-    ran = {c: a for c, a in grid.items() if isinstance(a, Measured)}
-    fastest = sorted(ran, key=lambda c: ran[c].steps_per_s, reverse=True)[:TOPS]
+    measured = {c: a for c, a in grid.items() if isinstance(a, Measured)}
+    fastest = sorted(measured, key=lambda c: measured[c].steps_per_s, reverse=True)[:TOPS]
     plain = plain_of(space)
     entries = list(
         dict.fromkeys(

@@ -234,11 +234,11 @@ class Measurement:
     def _task(self, task: str) -> None:
         configs = self._configs(task)
         for seed in range(self.options.seeds):
-            began, taken = time.monotonic(), len(self._durations_s)
+            began, runs_before = time.monotonic(), len(self._durations_s)
             for way, config in configs.items():
                 if self.raw.run(task, way, seed) is None:
                     self._attempt(f"{task} {way} seed {seed}", self._run, task, way, seed, config)
-            if len(self._durations_s) > taken:
+            if len(self._durations_s) > runs_before:
                 say(f"{task}: round {seed + 1} took {time.monotonic() - began:.0f} s")
 
     def _configs(self, task: str) -> dict[str, Config]:

@@ -157,7 +157,7 @@ def generate(kind: str, seed: int) -> Machine:
     half = top * 2 ** rng.uniform(-7.0, -2.5)
     ceiling = 10 ** rng.uniform(4.0, 5.0) if small else 10 ** rng.uniform(4.7, 6.2)
     busy = rng.uniform(0.75, 0.98) if shape == "contention" else rng.uniform(0.3, 0.9)
-    falls = shape in ("contention", "cliff") or rng.random() < 0.5
+    degrades = shape in ("contention", "cliff") or rng.random() < 0.5
     memory = top * 2 ** rng.uniform(-5.0, -0.5) if shape == "memory" else top * rng.uniform(9, 40)
     base = rng.uniform(0.01, 0.06)
     return Machine(
@@ -169,7 +169,7 @@ def generate(kind: str, seed: int) -> Machine:
         more_fixed=rng.uniform(0.0, 0.3),
         busy=busy,
         contention=rng.uniform(0.1, 0.6) if shape == "contention" else rng.uniform(0.0, 0.05),
-        edge=top * 2 ** rng.uniform(-3.0, 0.0) if falls else math.inf,
+        edge=top * 2 ** rng.uniform(-3.0, 0.0) if degrades else math.inf,
         steep=rng.uniform(1.0, 3.0),
         theta=rng.random(),
         cliff=top * 2 ** rng.uniform(-5.0, -0.5) if shape == "cliff" else math.inf,

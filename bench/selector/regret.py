@@ -219,8 +219,8 @@ def report(
 
 def holds(row: dict[str, Any]) -> bool:
     """Tells whether the claim is true of a kind."""
-    kept = row["regret_mean"] <= REGRET and row["profiles_max"] <= PROFILES
-    return bool(kept and row["within"] >= MACHINES)
+    within_limits = row["regret_mean"] <= REGRET and row["profiles_max"] <= PROFILES
+    return bool(within_limits and row["within"] >= MACHINES)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

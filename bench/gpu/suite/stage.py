@@ -175,8 +175,8 @@ def _networks(env: str, adapter: str, refusals: Refusals) -> tuple[tuple[str, ..
     network = _NETWORK_OF.get(env, "ant")
     second = _SECOND if network != _SECOND else "ant"
     second_env = _ENV_OF.get(second, "Ant-v5")
-    fits = adapter == "warp" and second_env != env and not refusals(second_env, adapter)
-    return (network, second), {second: second_env} if fits else {}
+    has_second_env = adapter == "warp" and second_env != env and not refusals(second_env, adapter)
+    return (network, second), {second: second_env} if has_second_env else {}
 
 
 def _first_s(adapter: str) -> float:

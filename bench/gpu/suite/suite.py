@@ -225,8 +225,8 @@ def _gpu(options: argparse.Namespace) -> tuple[Stage, str, list[str]] | None:
         return None
     for gpu in topology.devices:
         if gpu.processes:
-            held = gpu.held_bytes / 2**30
-            say(f"GPU {gpu.index}: {len(gpu.processes)} processes of others, {held:.1f} GiB")
+            held_gib = gpu.held_bytes / 2**30
+            say(f"GPU {gpu.index}: {len(gpu.processes)} processes of others, {held_gib:.1f} GiB")
     adapter = options.adapter
     env = options.env or (_TORCH if check_env(_WARP, "warp") else _WARP)
     if adapter == "auto":
