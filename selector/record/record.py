@@ -233,7 +233,7 @@ class TuneJournal:
         try:
             old_journal = read_journal(path)
             record = TuneRecord.of(old_journal)
-            # One of failures alone is begun anew: whoever tunes again has mended something.
+            # A record of failures alone is begun anew: the user has probably mended something.
             if not anew and any(isinstance(answer, Measured) for _, answer in record.profiles):
                 journal.record, journal.text = record, old_journal.text
                 cut(old_journal)

@@ -35,7 +35,7 @@ from . import identity
 from .journal import Journal, append, begin_journal, cut, damaged, read_journal
 
 RECORD: Final = "record.jsonl"
-# Changes of these are no other search.
+# Settings of `search` that may change within one search.
 _FREE: Final = {"trials_at_once", "trials_per_device", "timeout_s", "folder"}
 _CHOOSING: Final = timedelta(seconds=30)  # that others which begin are waited for
 

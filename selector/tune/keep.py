@@ -322,7 +322,7 @@ def _preference(
     own = getattr(settings, "minibatches", 1)
     loss = abs(math.log(dict(update.changes).get("minibatches", own) / own))
     samples = max(update.samples, base)
-    loss += math.log(samples / update.samples)  # fewer count for no more than as many
+    loss += math.log(samples / update.samples)  # fewer samples count no more than `base`
     efficiency = base / samples
     if prediction is not None:
         efficiency = prediction.efficiency(samples, update.horizon)

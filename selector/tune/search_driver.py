@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .tune_view import TuneView
 
 Profile = Callable[[Ask], Measured | Failed]
-_SAME: Final = 0.999  # of the seconds asked for: a measurement of so many is of as many
+_SAME: Final = 0.999  # of the seconds asked for: a measurement of so many is long enough
 _LEAST_S: Final = 0.5  # of training, below which a measurement says nothing
 _MOST_REASONS: Final = 8
 
@@ -86,7 +86,7 @@ class _Answerer:
     _clock: Callable[[], float]
     _waits_s: float
     spent_s: float = 0.0
-    _slow_s: dict[Candidate, float] = field(default_factory=dict)  # what was too little for it
+    _slow_s: dict[Candidate, float] = field(default_factory=dict)  # seconds too few for it
 
     def __post_init__(self) -> None:
         record = self._journal.record

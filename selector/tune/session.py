@@ -72,7 +72,7 @@ def measure(
     before that for another tuner, up to `TUNER_TIMEOUT`. ConfigError when there is nothing to tune,
     TuneError when nothing is found. Everything that was measured until then stays on record.
     """
-    space_of(request.config, request.topology)  # what is wrong is said before any wait
+    space_of(request.config, request.topology)  # raises faults before any wait
     with _tuner_lock(title, view):
         space, held = space_of(request.config, request.topology, works=_usable_backends(request))
         with opened(view, partial(TuneView, title, space, request.config.tune.budget_s)) as screen:

@@ -315,7 +315,7 @@ def _counts(config: Config, topology: Topology, cores: int) -> list[int]:
     if on_cores and cores >= least_gmis(config, topology):
         counts.add(cores)  # a core for each
     if least_gmis(config, topology) <= config.layout.gmi_per_gpu <= most:  # not auto
-        counts.add(config.layout.gmi_per_gpu)  # what is to be beaten
+        counts.add(config.layout.gmi_per_gpu)  # the config as given, to be beaten
     return sorted(counts)
 
 
@@ -357,5 +357,5 @@ def _ladder_of(config: Config, topology: Topology) -> list[int]:
         sizes += [num for num in steps if least <= num <= most and num not in sizes]
         power *= 2
     if config.tune.algorithm != "paper" and least <= config.env.num_env <= most:  # not auto
-        sizes = sorted({*sizes, config.env.num_env})  # what is to be beaten
+        sizes = sorted({*sizes, config.env.num_env})  # the config as given, to be beaten
     return sizes or [least]

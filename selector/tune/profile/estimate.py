@@ -22,7 +22,7 @@ _LEAST: Final = 3  # iterations behind an error that is believed
 _LEAST_S: Final = 0.5
 _FINEST: Final = 1e-3  # no machine is as steady as a few equal iterations may look
 _ALONE: Final = 0.5  # error of a single iteration: it says nothing of its spread
-_PAIR: Final = 0.05  # at least, of one that the first iteration is like
+_PAIR: Final = 0.05  # least error of a single iteration that is like the first
 _BATCHES: Final = 48  # iterations are taken together in pairs until there are no more than these
 # First iterations are a warm-up when the error without them is less than so many times that with
 # them; else the lucky among equals would be chosen, and the error be too small.
@@ -142,7 +142,7 @@ def _ratio(stretches: Sequence[_Stretch]) -> _Rate:
 def _seconds_by_gmi(readings: Sequence[Reading]) -> list[dict[str, float]]:
     """Sums the seconds by phase of each GMI of a stream, over all its iterations but the first."""
     sums: list[dict[str, float]] = [{} for _ in readings[-1].seconds] if readings else []
-    for reading in readings[1:] or readings:  # of one that says little, the first at least
+    for reading in readings[1:] or readings:  # a stream with one reading has the first alone
         for total, seconds in zip(sums, reading.seconds, strict=True):
             for phase, value in seconds.items():
                 total[phase] = total.get(phase, 0.0) + value

@@ -22,7 +22,7 @@ from .estimate import Reading, SpeedEstimate, estimate
 _IMPORTS: Final = timedelta(seconds=120)
 _TIMEOUT: Final = CandidateTimeout()
 _ENDLESS: Final = 10**15  # environment steps; a linear schedule stays where it begins
-# An iteration is overdue when it takes so many times the longest before it, and this.
+# An iteration is overdue after _OVERDUE times the longest before it, plus _LATE_S.
 _OVERDUE: Final = 3.0
 _LATE_S: Final = 0.3  # records are fetched ten times a second
 _TRAINING: Final = -1  # the stream of the GMIs that train

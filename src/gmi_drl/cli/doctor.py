@@ -100,7 +100,7 @@ def diagnose(
     `measure`: which links, as for `plan`; `say` is told what is being done. What killed runs have
     left behind is removed on the way.
     """
-    leftovers = left_behind()  # first: a daemon that hangs on would be in the way of what is tried
+    leftovers = left_behind()  # first: a daemon left over would disturb the trials below
     machine, topology, host = look(), discover(), this_host()
 
     def attempt(backend: str, of: Topology) -> str:
@@ -210,7 +210,7 @@ def simulator_findings() -> Iterator[HealthFinding]:
     """Lists the adapters whose packages are no part of a plain installation."""
     for adapter, details in ADAPTERS.items():
         versions = {package: installed(package) for package in details.packages.values()}
-        if not versions or not details.ids:  # of those without ids NVIDIA's site has the packages
+        if not versions or not details.ids:  # adapters without ids need packages of NVIDIA's site
             continue
         missing = [package for package, number in versions.items() if number is None]
         present = ", ".join(f"{p} {versions[p]}" for p in versions if p not in missing)

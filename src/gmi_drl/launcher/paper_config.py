@@ -47,7 +47,7 @@ class PaperConfig:
             raise ValueError(f"gmi_drl.config.{name}={value!r}; {rule}")
         object.__setattr__(self, name, value)
 
-    def __getattr__(self, name: str) -> Any:  # only what is not there comes here
+    def __getattr__(self, name: str) -> Any:  # called for unknown names alone
         raise AttributeError(_unknown(name))
 
     def __repr__(self) -> str:

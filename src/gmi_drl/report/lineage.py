@@ -40,8 +40,8 @@ class Node:
     edge: Edge = ""  # how the one above depends on it
     of: Any = None  # what it stands for
     below: list[Node] = field(default_factory=list)
-    again: bool = False  # it stands elsewhere too, with what is below it
-    cut: int = 0  # so many are below and not shown
+    again: bool = False  # it is shown elsewhere too, with its sources
+    cut: int = 0  # sources that are not shown
 
 
 class LineageReader:

@@ -84,7 +84,7 @@ def _launched(job: SeedJob) -> SeedOutcome:
 
 
 if __name__ == "__main__":
-    # Not as __main__: what is sent is of the module by its name.
+    # Not as __main__: the classes of what is pickled must be those of the module.
     from gmi_drl.seeds import child
 
     raise SystemExit(child.main())

@@ -288,7 +288,7 @@ class TrainedPolicy:
                 "out."
             )
         role.algorithm.before_sampling(self.origin.steps)
-        if isinstance(policy, LeaguePolicy):  # whose snapshots are no part of what was loaded
+        if isinstance(policy, LeaguePolicy):  # whose snapshots were not loaded
             policy = policy.alone
         batch = Batch.allocate(1, num_env, role.observed, policy, self.device)
         generator = torch.Generator(self.device).manual_seed(sampling_seed)

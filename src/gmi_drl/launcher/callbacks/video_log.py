@@ -80,7 +80,7 @@ class VideoLog(Callback):
         file = folder / f"iteration_{iteration:06d}.gif"
         kept = _linked(checkpoint)
         if kept is None:
-            return  # dropped by now, as newer ones are there: of one of these, then
+            return  # it is dropped already: a newer one is filmed later
         command = [sys.executable, "-m", "gmi_drl", "video", str(kept), "-o", str(file)]
         with open(folder / "films.log", "ab") as log:
             process = subprocess.Popen(

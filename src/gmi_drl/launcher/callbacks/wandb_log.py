@@ -43,7 +43,7 @@ class WandbLog(Callback):
             "dir": str(run.folder),
             "id": run_id,
             "resume": "allow" if run_id else None,
-            # The launcher's output is its own, and another run of this process keeps its run.
+            # W&B neither captures the launcher's output nor ends another run of this process.
             "settings": wandb.Settings(console="off"),
             "reinit": "create_new",
         }

@@ -224,7 +224,7 @@ def _write_over(path: Path, text: str) -> bool:
     with suppress(OSError), open(path, "r+b", buffering=0) as file:
         stat = os.fstat(file.fileno())
         if len(content) <= stat.st_blocks * _BLOCK_BYTES:
-            file.write(content.ljust(stat.st_size))  # spaces end what is json
+            file.write(content.ljust(stat.st_size))  # spaces may follow JSON
             os.fsync(file.fileno())
             return True
     return False

@@ -28,7 +28,7 @@ from .messages import SILENCE_S, HostFacts, Orders, Report
 _PACKAGES: Final = ("gmi-drl", "torch", "numpy", "gymnasium", "mujoco")
 _GRACE_S: Final = 20.0  # for the launcher to end by itself
 _TAIL: Final = 4096  # bytes of its log that are told
-# What Ray sets in a process of its own. The devices that it names are those of this launch.
+# Variables that Ray sets in its workers. The devices, last, may be those of this launch.
 _RAY_KEYS: Final = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "CUDA_VISIBLE_DEVICES")
 
 

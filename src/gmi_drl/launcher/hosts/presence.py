@@ -33,4 +33,4 @@ class Presence:
         nothing = pickle.dumps(Orders())
         while not self._is_over.wait(_BEAT_S):
             for agent in self._agents:
-                agent.tell.remote(nothing)  # one that is gone is found out by who talks with it
+                agent.tell.remote(nothing)  # whoever talks with it notices that it is gone

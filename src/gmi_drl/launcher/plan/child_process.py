@@ -134,7 +134,7 @@ def _kill_all() -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         try:
-            os.waitpid(-1, 0)  # by then its own children are this process's
+            os.waitpid(-1, 0)  # by then its children belong to this process
         except ChildProcessError:
             return
 

@@ -255,7 +255,7 @@ def reduction_of(
     measures = several and (measure in ("missing", "anew") or (measure == "needed" and open_choice))
     asks = several and (ask_size or open_choice)
     numel, assumption_reason = assumed(config), ""
-    with ExitStack() as stack:  # what is asked of other processes takes a runtime
+    with ExitStack() as stack:  # calls in other processes need a runtime
         if (measures or asks) and not runtime.is_initialized():
             runtime.init(PRELOAD)
             stack.callback(runtime.shutdown)

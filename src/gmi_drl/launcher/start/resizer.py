@@ -176,7 +176,7 @@ class Resizer:
             return ""
         self._gone |= new
         self.give_up("a device was lost meanwhile: ask again when the run goes on")
-        self.settle()  # the layout that was to come is the one that has lost it
+        self.settle()  # a new layout becomes the run's, as it is the one that lost the device
         devices = self.job.layout.topology.devices
         self._lost |= {uuid for index in dead if (uuid := devices[index].uuid) is not None}
         text = "; ".join(f"{devices[index].name} is lost: {why}" for index, why in new.items())

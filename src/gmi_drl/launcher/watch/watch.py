@@ -33,11 +33,11 @@ class Watch(Protocol):
 
 
 _LOOK_S: Final = 1.0  # between looks at who else is at work
-_OFTEN: Final = 2  # a checkpoint after so many iterations, or fewer, is in the median iteration
+_OFTEN: Final = 2  # iterations between checkpoints, at which the median iteration has one
 
 TOLERANCE: Final = 0.25  # the share by which speed may differ from the promise
 _PERIOD_S: Final = 20.0  # of training, that are judged together
-_ITERATIONS: Final = 5  # of which there are so many or more
+_ITERATIONS: Final = 5  # in a period, at least
 _PERIODS: Final = 4  # in a row that must all be off: a busy minute, at the start too, is fewer
 
 # Takes why a run is to resize itself and settings of which each would do; says what becomes of it.
