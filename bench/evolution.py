@@ -27,17 +27,15 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import multiprocessing
 import os
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-from modes import BENCH, Rates, at_once, in_turn, lines_of, meet_others
+from modes import BENCH, Rates, answer_of, at_once, in_turn, lines_of, meet_others
 from peers.pool_worker import Seen, Vector, begin, numel_of, play, sizes_of
 from report import emit
 
@@ -145,10 +143,7 @@ def by_evosax(
         f"--noise={NOISE}", f"--learning-rate={STEP}", f"--seconds={seconds}",
         "--hidden", *map(str, hidden),
     ]  # fmt: skip
-    completed = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    if completed.returncode:
-        raise SystemExit(f"evosax_es.py failed:\n{completed.stderr[-2000:]}")
-    return {"evaluations_per_s": json.loads(completed.stdout.splitlines()[-1])["evaluations_per_s"]}
+    return {"evaluations_per_s": answer_of(command)["evaluations_per_s"]}
 
 
 def main() -> None:

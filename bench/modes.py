@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,17 +52,21 @@ def launched(config: Mapping[str, Any], warmup: int = 1) -> Rates:
     return rates
 
 
-def peer(config: Mapping[str, Any], iterations: int, warmup: int, processes: int) -> Rates:
-    """Measures the same by bench/peers/two_process.py."""
-    command = [
-        sys.executable, str(BENCH / "peers" / "two_process.py"), "--config", json.dumps(config),
-        "--iterations", str(iterations), "--warmup", str(warmup), "--processes", str(processes),
-    ]  # fmt: skip
+def answer_of(command: Sequence[str]) -> Rates:
+    """Runs a peer's script, and returns the JSON line that it ends with."""
     completed = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if completed.returncode:
-        raise SystemExit(f"two_process.py failed:\n{completed.stderr[-2000:]}")
+        raise SystemExit(f"{' '.join(command)} failed:\n{completed.stderr[-2000:]}")
     rates: Rates = json.loads(completed.stdout.splitlines()[-1])
     return rates
+
+
+def peer(config: Mapping[str, Any], iterations: int, warmup: int, processes: int) -> Rates:
+    """Measures the same by bench/peers/two_process.py."""
+    return answer_of([
+        sys.executable, str(BENCH / "peers" / "two_process.py"), "--config", json.dumps(config),
+        "--iterations", str(iterations), "--warmup", str(warmup), "--processes", str(processes),
+    ])  # fmt: skip
 
 
 def in_turn(entries: Mapping[str, Callable[[], Rates]], rounds: int) -> dict[str, list[Rates]]:

@@ -29,7 +29,6 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,7 +37,7 @@ from typing import Any, Final
 
 import numpy as np
 import yaml
-from modes import Rates, at_once, in_turn, lines_of, meet_others
+from modes import BENCH, Rates, answer_of, at_once, in_turn, lines_of, meet_others
 from report import emit, emit_pairs
 
 import gmi_drl
@@ -168,14 +167,9 @@ def ours(seconds: float) -> Rates:
 
 def rllib(seconds: float) -> Rates:
     """Measures RLlib, by bench/peers/rllib_multi_agent.py."""
-    script = Path(__file__).resolve().parent / "peers" / "rllib_multi_agent.py"
-    command = [sys.executable, str(script), "--config", json.dumps(config())]
-    command += ["--seconds", str(seconds)]
-    completed = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    if completed.returncode:
-        raise SystemExit(f"{script.name} failed:\n{completed.stderr[-2000:]}")
-    rates: Rates = json.loads(completed.stdout.splitlines()[-1])
-    return rates
+    script = str(BENCH / "peers" / "rllib_multi_agent.py")
+    command = [sys.executable, script, "--config", json.dumps(config()), "--seconds", str(seconds)]
+    return answer_of(command)
 
 
 def bare(seconds: float) -> Rates:

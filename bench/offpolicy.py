@@ -26,13 +26,12 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from jobs import on_cores
-from modes import BENCH, Rates, in_turn, launched, lines_of
+from modes import BENCH, Rates, answer_of, in_turn, launched, lines_of
 from report import emit_pairs, say
 
 from gmi_drl import runtime
@@ -88,15 +87,6 @@ def peer(python: str, task: str, cores: Sequence[int]) -> Callable[[], Rates]:
     ]  # fmt: skip
 
     return lambda: answer_of(on_cores(cores, command))
-
-
-def answer_of(command: Sequence[str]) -> Rates:
-    """Runs a peer's job, and returns the line that it ends with."""
-    completed = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    if completed.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{completed.stderr[-2000:]}")
-    rates: Rates = json.loads(completed.stdout.splitlines()[-1])
-    return rates
 
 
 def measure(python: str, task: str, rows: Sequence[str], rounds: int) -> None:

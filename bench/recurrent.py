@@ -12,12 +12,10 @@ Run it on a machine that does nothing else. `--python` is an interpreter that ha
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 from collections.abc import Callable
 
-from modes import BENCH, Rates, in_turn, launched
+from modes import BENCH, Rates, answer_of, in_turn, launched
 from report import emit_pairs
 from threads import config_of
 
@@ -25,19 +23,9 @@ from gmi_drl import runtime
 
 
 def peer(python: str, threads: int) -> Callable[[], Rates]:
-    """Returns what runs RecurrentPPO once."""
+    """Returns a function that runs RecurrentPPO once."""
     command = [python, str(BENCH / "peers" / "sb3_recurrent.py"), "--threads", str(threads)]
-
-    def run() -> Rates:
-        completed = subprocess.run(
-            command, capture_output=True, text=True, timeout=600, check=False
-        )
-        if completed.returncode:
-            raise SystemExit(f"sb3_recurrent.py failed:\n{completed.stderr[-2000:]}")
-        rates: Rates = json.loads(completed.stdout.splitlines()[-1])
-        return rates
-
-    return run
+    return lambda: answer_of(command)
 
 
 def main() -> None:
