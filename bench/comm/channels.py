@@ -32,6 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from reduction import cores_of
 from report import emit_pairs
 
 from gmi_drl import runtime
@@ -152,12 +153,6 @@ class Probe:
 
         torch.set_num_threads(1)
         return measure_cost(link)
-
-
-def cores_of(place: int, places: int) -> tuple[int, ...]:
-    cores = sorted(os.sched_getaffinity(0))
-    start, stop = (len(cores) * p // places for p in (place, place + 1))
-    return tuple(cores[start : max(stop, start + 1)])
 
 
 def actor(cls: type, name: str, place: int, places: int, *args: Any) -> Any:
