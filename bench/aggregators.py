@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
 """Measures how long a round of evolution takes to be gathered: a tree of aggregators, or flat.
 
-Claim to be tried: from some number of evaluators on a tree of aggregators, which are actors of the
-runtime as evaluators are, gathers what came of a round sooner than a driver that hears of each.
+Claim to be tried: from some number of evaluators on, a tree of aggregators, which are actors of the
+runtime like evaluators, gathers a round sooner than a driver that hears of each evaluator.
 
 Evaluators play nothing: each answers at once with what two directions of Humanoid-v5 leave,
 returns, steps and the sums of 348 observed numbers. They are given the parameters of two layers of
-256, as in a round. The tree has two levels, each of as many as the square root of the evaluators;
-with two there is nothing between, and both sides are the same.
+256, as in a round. The tree has two levels, and its fan-out is the square root of the evaluators;
+with two evaluators there are no aggregators, and both sides are the same.
 
     gather/<evaluators>  milliseconds of a round; beside it those of the driver's CPU, which is what
                          a driver on a core of its own would be busy for
 
-Here all of them share the cores of one machine, so that a tree saves the driver work and adds
-aggregators' to the machine's. The sides take turns, round after round.
+Here all of them share the cores of one machine: a tree saves work of the driver, and adds work of
+aggregators. The sides take turns, round after round.
 
     bench/aggregators.py --rounds 5
     bench/aggregators.py --sizes 2 4 --rounds 1 --gathers 3     # a smoke test

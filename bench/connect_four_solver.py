@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Solves connect four exactly from positions that are late enough: who wins, by negamax.
+"""Solves connect four exactly from late positions, by negamax.
 
 Boards are two numbers, as John Tromp and Pascal Pons have them: a column has 7 bits, of which the
 highest is never set. As a command it makes the positions of `bench/alphazero.py`:

@@ -12,7 +12,7 @@ Rows, for ant, humanoid and halfcheetah:
     <task>/gymnasium_async    `gymnasium.vector.AsyncVectorEnv`, one process each of 8
     <task>/adapter_sync       our gymnasium adapter over the same vector: what its tensors cost
 and cartpole/gymnasium_vector: our tensor CartPole beside Gymnasium's NumPy one, 1024 each.
-CPU seconds per 1,000 steps are told beside (a loaded machine spoils wall time, hardly them).
+CPU seconds per 1,000 steps stand beside, as they hardly change on a loaded machine.
 
     bench/envs.py --threads 2 --rounds 5
 """

@@ -6,7 +6,7 @@
 
 Claim: less than 0.5 % of an iteration.
 
-Of the examples for CartPole with one GMI, with two, and of mode async, two rows each:
+Two rows for each example of CartPole: with one GMI, with two, and of mode async.
 
 - `iteration/<case>`: milliseconds of an iteration, the median of a launch, with `run.lineage` and
   with 0, which take turns. It is as noisy as launches are. The ratio is without over with.
@@ -15,7 +15,7 @@ Of the examples for CartPole with one GMI, with two, and of mode async, two rows
   iteration above. It holds on a busy machine, too. The ratio is 0.5 % over it: above 1 the claim
   holds.
 
-`row_bytes`: what a version takes in `gcs.sqlite`.
+`row_bytes`: the bytes of a version in `gcs.sqlite`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Launches runs of a mode one after the other, timed by their metrics.
 
-The fork server is started once, so that a run is processes and work and no import.
+The fork server is started once, so that no run spends time on imports.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the model of `gmi-drl plan --on` against measurements, and projects the six benchmarks.
+"""Compares the model of `gmi-drl plan --on` with measurements, and projects the six benchmarks.
 
 Claim: of measurements that the model was not fitted to (an H100, grids and jobs on two cores,
 reductions, hosts that are namespaces of one machine, asynchronous training, processes that sleep)

@@ -1,4 +1,4 @@
-"""Holds the model of `gmi-drl plan --on` against what was measured or published, row by row.
+"""Compares the model of `gmi-drl plan --on` with what was measured or published, row by row.
 
 Every row says what the model was fitted to and what it foretold; rows that it was fitted to are not
 among them. `error` is foretold over measured, less one.

@@ -1,9 +1,9 @@
-"""Measures what the model of scale is held against, or stands on, that no other benchmark has.
+"""Measures what the model of scale is compared with or based on, and no other benchmark measures.
 
 `waits`: how long GMIs wait for the slowest of them. Each of k processes sleeps as long as a
 roll-out takes and then, for each gradient step, as long as that takes, both lognormal, and reduces
-a gradient of 224 kB by `mpr` with the others after each step. What a sleep lasts beyond what was
-asked is measured by one process alone.
+a gradient of 224 kB by `mpr` with the others after each step. One process alone measures by how
+much sleeps last too long.
 
 `core_steps`: the processor time of a step of each benchmark's environment on one core, by MuJoCo in
 C (BallBalance: tensor code). Hardware files take their ratios to Ant's where a GPU's are not known.

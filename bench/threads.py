@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures what a GMI with several cores makes of them: as many threads as its network keeps busy.
+"""Measures how a GMI uses several cores: it has as many threads as its network keeps busy.
 
 Examples in one GMI on two cores, steps a second of the whole job:
 

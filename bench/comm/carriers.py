@@ -1,4 +1,4 @@
-"""Carries experience for bench/comm/experience.py, by our links and by what there is besides."""
+"""Carries experience for bench/comm/experience.py, by our links and by those of peers."""
 
 from __future__ import annotations
 

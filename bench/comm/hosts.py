@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures reduction across hosts, beside gloo over all ranks, and what training keeps of it.
+"""Measures reduction across hosts, beside gloo over all ranks, and the efficiency of training.
 
 Claim: at the size of a policy, to reduce inside each host and then among leaders over
 authenticated connections takes less time than gloo, which is not authenticated, over all ranks.
@@ -9,9 +9,9 @@ A host is a namespace of the network of this machine, joined to the others by a 
 on Linux. Both contestants take turns in the same processes, round after round, timed from when
 the last rank begins until the last one has the result. What is reduced is checked in each round.
 
-Two cores hide a network behind computing that 4 processes do there. So that the other rows tell
-of the network, an iteration of training is --reductions sleeps of equal length, each with a
-reduction behind it, one GMI a host; the delay of each frame is netem's, or that of a relay. By
+On two cores the computing of 4 processes hides the network. For rows that show the network, an
+iteration of training is --reductions sleeps of equal length, each followed by a reduction, with one
+GMI on each host; the delay of each frame is netem's, or that of a relay. By
 default sleeps and reductions are those of examples/paper/ant.yaml on an H100: 8 (2 minibatches, 4
 epochs) in 254 ms, and four times as many. With agents apart each host has one more sleeper, which
 hands its trainer a segment after each of its sleeps through a link of the host, two at most ahead.

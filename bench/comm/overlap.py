@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures whether reducing gradients while backward still runs pays on the CPU.
 
-Claim: none; it decides whether there shall be an option for it. Two buckets, each reduced by a
-thread as soon as backward has filled it, beside one bucket reduced after backward. A bucket of the
-thread belongs to a group of its own, since a group is not for several threads at once. The two take
+Claim: none; it decides whether there will be an option for it. It compares two buckets, of which a
+thread reduces one as soon as backward has filled it, with one bucket reduced after backward. The
+thread's bucket has a group of its own, as a group is not for several threads at once. Both take
 turns in the same processes, and their results are compared in every round.
 
 Rows, for k ranks, microseconds of backward and reduction, ratio = time after over time overlapped

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Makes figure 10 of the GMI-DRL paper again: throughput and memory against num_env.
 
-The paper's are of an A100 that simulates by itself; ours are of two CPU cores (MuJoCo), where a GMI
-is a share of the cores: the same question, other numbers, which are not to be held against its own.
+The paper's figure is of an A100 that also simulates; ours is of two CPU cores (MuJoCo), where a GMI
+is a share of the cores: the same question, but the numbers are not comparable.
 Points come from the rows `real/<task>` that grid.py has kept, or are measured here, by the profiler
 of `tune`. Marked: where throughput has saturated (nothing larger is 5 % faster), and where
 Algorithm 2 stops (Sat below 0.1, on powers of two).

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Measures what each rule of `tune.keep` learns of as many steps, with four times the environments.
+"""Measures what each rule of `tune.keep` learns in the same steps with four times the environments.
 
-A GMI with 64 environments takes the place of one with 16, and is trained for as many steps: with
-the update that a rule makes of it, and with the clip range halved and doubled where it grows. Speed
-is left out: it is one core's, and nothing here is timed.
+A GMI with 64 environments replaces one with 16, and is trained for as many steps: with the update
+of a rule, and with the clip range halved and doubled where updates grow. Everything runs on one
+core, and nothing is timed.
 
 Rows: `<task>/<rule>`: value the return of the last 100 episodes in the mean over a run's steps, as
 the median of seeds; `end` and `end_spread` the same at a run's end; peer that of the config as

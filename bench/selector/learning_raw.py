@@ -1,7 +1,7 @@
 """Keeps what learning.py has measured: a JSON line for each tune, length and training run.
 
-The first line holds the options that all of them were measured with. A file that was cut off while
-a line was written goes on behind the last whole one.
+The first line holds the options that all of them were measured with. A file that was cut off within
+a line goes on after the last complete one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Makes up machines for searches to be tried on: each knows what is truly best.
+"""Defines made-up machines on which searches are tried: each knows its best candidate.
 
-One GMI alone keeps a share u of a device busy; g of them fill what is left of each other, and are
-in each other's way. A step of n environments in each of g GMIs takes
+One GMI alone keeps a share u of a device busy; g of them fill each other's gaps, and also slow each
+other down. A step of n environments in each of g GMIs takes
 
     t(n, g) = fixed (1 + k (g - 1)) + c n g (1 + contention (g - 1)) / busy(g) * (1 + (m / edge)^p)
 
@@ -12,11 +12,11 @@ memory, contention, a cliff (from some number of environments on everything is s
 `noisy` is one of these four whose answers are off by 20 % in SECONDS of measuring. On a `staircase`
 a device works in waves, and a wave that is not full takes as long as a full one.
 
-What they assume. In a row t(n, g) bends upward only, which is what `default` takes for granted too
+Assumptions: in a row t(n, g) bends upward only, which `default` also assumes
 (`selector.saturation.most`): on a cliff and a staircase it does not. Memory grows by as much for
-each environment. Noise is as large everywhere, does not drift, and the error told is the one made.
-Rows of a machine differ by what g, over-commitment and backend do in the formula above, and by
-nothing of their own. Real machines are what `grid.py` is for.
+each environment. Noise is the same everywhere and does not drift, and reported errors are the real
+ones. Rows of a machine differ only by g, over-commitment and backend in the formula above. Real
+machines are measured by `grid.py`.
 """
 
 from __future__ import annotations
