@@ -158,15 +158,11 @@ def run_case(
     """Runs one case."""
     # A shell's background jobs ignore SIGINT, and launchers would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    LIBC.prctl(
-        _SUBREAPER, 1, 0, 0, 0
-    )  # orphans become children of this process, where they are seen
+    LIBC.prctl(_SUBREAPER, 1, 0, 0, 0)  # orphans become children of this process, and are seen
     if LIBC.unshare(_NEW_NAMESPACE) == 0:  # mounts belong to this process alone, and end with it
         LIBC.mount(b"none", b"/", None, _PRIVATE, None)
         LIBC.mount(b"none", b"/dev/shm", b"tmpfs", 0, None)
-    folder = Path(
-        tempfile.mkdtemp(prefix="gdc-", dir="/tmp")
-    )  # short, because sockets lie in it and their paths are limited
+    folder = Path(tempfile.mkdtemp(prefix="gdc-", dir="/tmp"))  # short, for paths of sockets
     outcome = Case(mode, seed, folder, on_ray, tell).strike(strikes)
     shutil.rmtree(folder, ignore_errors=True)
     return outcome

@@ -106,10 +106,8 @@ def consume(carriers: list[Carrier], mode: str, horizons: int) -> Result:
         received[producer] += 1
     end_s = time.monotonic()
     for producer, cut in enumerate(targets):
-        for (_, copies), (_, originals) in zip(cut, messages(mode, horizon(producer)), strict=True):
-            assert all(map(torch.equal, copies, originals)), (
-                f"{mode}: what arrived is not what was sent"
-            )
+        for (_, copies), (_, sent) in zip(cut, messages(mode, horizon(producer)), strict=True):
+            assert all(map(torch.equal, copies, sent)), f"{mode}: what arrived is not what was sent"
     assert received == [horizons * len(targets[0])] * len(carriers)
     segments = (horizons - 1) * len(carriers)
     return {
@@ -195,14 +193,12 @@ def row(name: str, results: list[Result], peer: list[Result], nbytes: int, mode:
     cpu_s = statistics.median(result["cpu_s"] for result in results)
     value = statistics.median(ours)
     per_horizon = len(messages(mode.rpartition("/")[2], horizon(0)))
-    result = emit_pairs(
+    line = emit_pairs(
         "experience", name, "us/horizon", ours, peers, smaller_is_better=True,
         bytes_per_s=round(nbytes / value * 1e6), messages_per_s=round(per_horizon / value * 1e6),
         consumer_cpu_s_per_gb=round(cpu_s / nbytes * 1e9, 4),
     )  # fmt: skip
-    print(
-        f"{name:<34}{value:>10.0f}{result['peer']:>12.0f}{result['ratio']:>9.2f}", file=sys.stderr
-    )
+    print(f"{name:<34}{value:>10.0f}{line['peer']:>12.0f}{line['ratio']:>9.2f}", file=sys.stderr)
 
 
 def _nbytes(tensor: Any) -> int:

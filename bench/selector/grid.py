@@ -155,9 +155,7 @@ def whole(space: Space, seconds: float, stage: Stage) -> dict[Candidate, Measure
     """Measures the whole grid: every candidate once, the rows in turn."""
     answers: dict[Candidate, Measured | Failed] = {}
     longest = max(map(len, space.rows))
-    for candidate in (
-        row[index] for index in range(longest) for row in space.rows if index < len(row)
-    ):
+    for candidate in (row[i] for i in range(longest) for row in space.rows if i < len(row)):
         answer = stage(Ask(candidate, seconds))
         if answer is None:
             break
@@ -196,21 +194,15 @@ def measure(task: str, options: argparse.Namespace) -> dict[str, Any] | None:
     measured = {c: a for c, a in grid.items() if isinstance(a, Measured)}
     fastest = sorted(measured, key=lambda c: measured[c].steps_per_s, reverse=True)[:TOPS]
     plain = plain_of(space)
-    entries = list(
-        dict.fromkeys(
-            [*(search_result.winner for search_result in played.values()), *fastest, plain]
-        )
-    )
+    winners = [search.winner for search in played.values()]
+    entries = list(dict.fromkeys([*winners, *fastest, plain]))
     say(f"{task}: {' / '.join(map(stage.text, entries))}: again, in turn")
     rates = confirm(entries, options.confirm_seconds, options.rounds, stage)
     if not fastest or not all(rates.values()):
         say(f"{task}: not one round was ended by all; give it more --minutes")
         return None
     best = max(fastest, key=lambda c: statistics.median(rates[c]))
-    comparisons = {
-        name: told(search_result, rates, best, plain, stage)
-        for name, search_result in played.items()
-    }
+    fields = {name: told(search, rates, best, plain, stage) for name, search in played.items()}
     ours = rates[played["default"].winner]
     return {
         "name": f"real/{task}",
@@ -219,16 +211,14 @@ def measure(task: str, options: argparse.Namespace) -> dict[str, Any] | None:
         "peer": round(statistics.median(rates[best]), 1),
         "repeats": len(ours),
         "spread": [round(min(ours), 1), round(max(ours), 1)],
-        **comparisons.pop("default"),
+        **fields.pop("default"),
         "best": stage.text(best),
         "grid_profiles": len(grid),
         "grid_complete": len(grid) == space.size,
         "seconds_grid": round(grid_s, 1),
         "plain_start": stage.text(plain),
-        "confirmed": {
-            stage.text(c): [round(rate, 1) for rate in values] for c, values in rates.items()
-        },
-        **comparisons,
+        "confirmed": {stage.text(c): [round(r, 1) for r in values] for c, values in rates.items()},
+        **fields,
         "held": held,
         "grid": [point(candidate, answer) for candidate, answer in grid.items()],
     }

@@ -145,10 +145,7 @@ def grid_of(given: Config) -> dict[str, Config]:
 
 def changed(config: Config, **sections: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a config with some keys of some sections changed."""
-    return {
-        **config,
-        **{name: {**config.get(name, {}), **changes} for name, changes in sections.items()},
-    }
+    return {**config, **{name: {**config.get(name, {}), **new} for name, new in sections.items()}}
 
 
 def tuned(task: str, way: str, given: Config, budget_s: float) -> TuneRun:

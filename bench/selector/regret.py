@@ -157,15 +157,11 @@ def players(kind: str, seed: int) -> tuple[dict[str, Played], float]:
     total_s = ours.seconds * machine.space.size * SECONDS
     exhaustive_result = exhaustive(machine, total_s)
     machine = generate(kind, seed)
-    paper_space = space_of_paper(machine.space)
+    space = space_of_paper(machine.space)
     look_s = max(SECONDS, SECONDS * ours.seconds / ours.profiles)
-    paper_result = play(machine, paper(paper_space, look_s))
-    own_regret = (
-        1 - machine.truth(paper_result.winner) / machine.best_of(paper_space)
-        if paper_result.winner
-        else 1.0
-    )
-    return {OURS: ours, EXHAUSTIVE: exhaustive_result, PAPER: paper_result}, own_regret
+    theirs = play(machine, paper(space, look_s))
+    own_regret = 1 - machine.truth(theirs.winner) / machine.best_of(space) if theirs.winner else 1.0
+    return {OURS: ours, EXHAUSTIVE: exhaustive_result, PAPER: theirs}, own_regret
 
 
 def summary(played: Sequence[Played], prefix: str = OURS) -> dict[str, float]:
@@ -186,9 +182,7 @@ def summary(played: Sequence[Played], prefix: str = OURS) -> dict[str, float]:
     return {prefix + name: round(value, 4) for name, value in measures.items()}
 
 
-def report(
-    kind: str, played: dict[str, list[Played]], own_regrets: Sequence[float]
-) -> dict[str, Any]:
+def report(kind: str, played: dict[str, list[Played]], regrets: Sequence[float]) -> dict[str, Any]:
     """Prints and keeps the row of a kind."""
     ours, peer = (1 - statistics.fmean(p.regret for p in played[n]) for n in (OURS, EXHAUSTIVE))
     chosen = [1 - p.regret for p in played[OURS]]
@@ -203,7 +197,7 @@ def report(
         repeats=len(chosen),
         spread=(round(min(chosen), 4), round(max(chosen), 4)),
         **fields,
-        paper_regret_own=round(statistics.fmean(own_regrets), 4),
+        paper_regret_own=round(statistics.fmean(regrets), 4),
     )
     for name in PLAYERS:
         print(

@@ -57,16 +57,16 @@ def fork(check: Check, preload: Sequence[str] = (*PRELOAD, _WARP)) -> None:
     _forks(check, (), "nothing preloaded")
 
 
-def _forks(check: Check, preload: Sequence[str], title: str) -> bool:
+def _forks(check: Check, preload: Sequence[str], stage: str) -> bool:
     """Tells whether a GMI forked by a server that has preloaded computes on the GPU."""
     layout, works = check.layout("direct", None), True
     runtime.init(preload)
     try:
         ready = runtime.preloaded(_STEP)
         skipped = "; ".join(f"{name}: {why}" for name, why in ready.skipped.items())
-        check.row(f"{title}: imports took s", round(ready.import_s, 1), None, why=skipped)
+        check.row(f"{stage}: imports took s", round(ready.import_s, 1), None, why=skipped)
         if ready.num_threads > 1:
-            check.row(f"{title}: threads before the fork", ready.num_threads, False, expected=1,
+            check.row(f"{stage}: threads before the fork", ready.num_threads, False, expected=1,
                       why=f"{ready.threaded_by} started them")  # fmt: skip
         with slices_of(layout) as (gmis, slices):
             process = start_process(gmis, layout, slices, Forked, lambda spec: ())
@@ -74,11 +74,11 @@ def _forks(check: Check, preload: Sequence[str], title: str) -> bool:
             for method, question in questions.items():
                 try:
                     value = runtime.get(process.call(0, method), _STEP)
-                    check.row(f"{title}: {question} after the fork", value, True)
+                    check.row(f"{stage}: {question} after the fork", value, True)
                 except runtime.ActorRuntimeError as error:
                     works = False
                     check.row(
-                        f"{title}: {question} after the fork", None, False, why=in_words(error)
+                        f"{stage}: {question} after the fork", None, False, why=in_words(error)
                     )
                     break
     finally:
@@ -205,9 +205,7 @@ def _held(check: Check, pid: int) -> tuple[int | None, str]:
         handle = nvml.nvmlDeviceGetHandleByUUID(check.device.uuid)
         listed = driver.read_processes(nvml, [handle])
     own = [process for process in listed if process.pid == pid]
-    names = ", ".join(
-        f"{process.pid} ({process.kind}, {process.mem_bytes} bytes)" for process in listed
-    )
+    names = ", ".join(f"{p.pid} ({p.kind}, {p.mem_bytes} bytes)" for p in listed)
     return (own[0].mem_bytes if own else None), f"it is {pid}; listed are {names or 'none'}"
 
 
@@ -220,16 +218,14 @@ def kernels(check: Check) -> None:
         check.row("kernels", "not here: warp-lang", None)
         return
     with check.tried("kernels"), slices_of(check.layout("direct", None)) as (gmis, slices):
-        completed = subprocess.run(
+        run = subprocess.run(
             [sys.executable, str(KERNELS)], env=merged(slices.environment(gmis[0])),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             check=False,
         )  # fmt: skip
-        answers = [line for line in completed.stdout.splitlines() if line.startswith("{")]
-        if completed.returncode or not answers:
-            raise RuntimeError(
-                f"{KERNELS.name} ended with {completed.returncode}:\n{completed.stdout}"
-            )
+        answers = [line for line in run.stdout.splitlines() if line.startswith("{")]
+        if run.returncode or not answers:
+            raise RuntimeError(f"{KERNELS.name} ended with {run.returncode}:\n{run.stdout}")
         answer = json.loads(answers[-1])
         cached, compiled = answer["from_cache"], [module["module"] for module in answer["compiled"]]
         check.row("modules taken as they were", cached, cached > 0)
@@ -322,11 +318,9 @@ def static(check: Check) -> None:
         check.row("static SM partitions", partition, None, why="" if partition else "the daemon "
                   "started without")  # fmt: skip
         if partition:
-            sm_count = client("sees", environment)["sm_count"]
+            count = client("sees", environment)["sm_count"]
             expected = num_chunks(gmis[0], check.device) * chunk_sms(check.device)
-            check.row(
-                "SMs of half of the chunks", sm_count, sm_count == expected, expected=expected
-            )
+            check.row("SMs of half of the chunks", count, count == expected, expected=expected)
 
 
 def terminate(check: Check) -> None:
@@ -348,11 +342,9 @@ def terminate(check: Check) -> None:
             errors = re.findall(r"(?:CUDA_ERROR_|cudaError)\w+|CUDA error[^\n\"]*", output)
             check.row("the client's end", end, None, why=", ".join(dict.fromkeys(errors)))
         began_s = time.monotonic()
-        answer = client("sees", slices.environment(gmis[1]))
+        is_mps = client("sees", slices.environment(gmis[1]))["mps"]
         took_s = round(time.monotonic() - began_s, 1)
-        check.row(
-            "another client gets in", answer["mps"], answer["mps"], expected=f"after {took_s} s"
-        )
+        check.row("another client gets in", is_mps, is_mps, expected=f"after {took_s} s")
 
 
 def _in(backend: str, check: Check, name: str, *arguments: str) -> Any:

@@ -11,7 +11,7 @@ from .store import DRY_NOTE, Store
 from .texts import gmis_text, phases_text, ratio_text, setting_text
 
 _PAYS: Final = 1.05  # less is noise
-Measurement = Mapping[str, Any]  # a candidate that was measured
+Measured = Mapping[str, Any]  # a candidate that was measured
 _BUSY: Final = 0.5  # cores that others use before it is reported
 _AIM: Final = 1.86  # the paper's average for sync training
 _AIM_NUM_ENV: Final = 4096
@@ -24,11 +24,9 @@ def summary(store: Store, rows: Sequence[Row]) -> list[str]:
     if busy > _BUSY:
         sentences.append(f"Other programs kept up to {busy:.1f} cores busy meanwhile.")
     for experiment in ("training", "serving"):
-        sentences += _packing_sentences(
-            experiment, [r for r in rows if r["experiment"] == experiment]
-        )
+        sentences += _packing_texts(experiment, [r for r in rows if r["experiment"] == experiment])
     if eager := [r for r in rows if r["experiment"] == "eager"]:
-        sentences += _packing_sentences("eager", eager)
+        sentences += _packing_texts("eager", eager)
     for network in dict.fromkeys(r["network"] for r in rows if r["experiment"] == "num_env"):
         network_rows = [r for r in rows if r["experiment"] == "num_env" and r["network"] == network]
         sentences += _num_env_sentences(network, [r for r in network_rows if r["side"] != BASELINE])
@@ -37,7 +35,7 @@ def summary(store: Store, rows: Sequence[Row]) -> list[str]:
     return [*sentences, *(_aim_sentence(name, rows) for name in ("training", "serving"))]
 
 
-def _packing_sentences(experiment: str, rows: Sequence[Row]) -> list[str]:
+def _packing_texts(experiment: str, rows: Sequence[Row]) -> list[str]:
     """Returns what k GMIs gain with the environments of one process and, apart, with more."""
     rows = [row for row in rows if row["ratio"] and row["gmis"] > 1 and "eager" not in row["side"]]
     shared = [row for row in rows if _same_total(row)]
@@ -210,7 +208,7 @@ def _tuner_sentences(rows: Sequence[Row]) -> list[str]:
     return sentences
 
 
-def border(candidates: Sequence[Measurement]) -> str:
+def border(candidates: Sequence[Measured]) -> str:
     """Returns up to which k and how many environments in all packing pays, and why not beyond.
 
     It is settled only between numbers of GMIs measured with a common number of environments in all.
@@ -245,21 +243,19 @@ def border(candidates: Sequence[Measurement]) -> str:
     return f"{text}; {verdict}{_border_by_total(candidates)}. {_phases_sentence(*sides)}"
 
 
-def _have_common_total(
-    candidates: Sequence[Measurement], sides: tuple[Measurement, Measurement]
-) -> bool:
+def _have_common_total(candidates: Sequence[Measured], sides: tuple[Measured, Measured]) -> bool:
     """Tells whether both numbers of GMIs were measured with a common number of environments."""
     baseline_totals, packed_totals = (set(_totals(candidates, side)) for side in sides)
     return bool(baseline_totals & packed_totals)
 
 
-def _totals(candidates: Sequence[Measurement], side: Measurement) -> list[int]:
+def _totals(candidates: Sequence[Measured], side: Measured) -> list[int]:
     """Returns the totals of environments that this number of GMIs was measured with, rising."""
     measured = (candidate for candidate in candidates if candidate["gmis"] == side["gmis"])
     return sorted({int(candidate["gmis"] * candidate["num_env"]) for candidate in measured})
 
 
-def _border_by_total(candidates: Sequence[Measurement]) -> str:
+def _border_by_total(candidates: Sequence[Measured]) -> str:
     """Returns the border in environments, from totals measured with one GMI and with several."""
     ratios = {}
     totals = sorted({c["gmis"] * c["num_env"] for c in candidates})
@@ -298,22 +294,19 @@ def _comparison_sentence(row: Row | None) -> str:
     )
 
 
-def _best(candidates: Sequence[Measurement], by: Any) -> dict[int, Measurement]:
-    best: dict[int, Measurement] = {}
+def _best(candidates: Sequence[Measured], by: Any) -> dict[int, Measured]:
+    best: dict[int, Measured] = {}
     for candidate in candidates:
-        best[by(candidate)] = max(
-            best.get(by(candidate), candidate), candidate, key=lambda c: float(c["steps_per_s"])
-        )
+        key = by(candidate)
+        best[key] = max(best.get(key, candidate), candidate, key=lambda c: float(c["steps_per_s"]))
     return best
 
 
-def _speedup(ours: Measurement, theirs: Measurement) -> float:
+def _speedup(ours: Measured, theirs: Measured) -> float:
     return float(ours["steps_per_s"]) / float(theirs["steps_per_s"])
 
 
-def _phases_sentence(theirs: Measurement, ours: Measurement) -> str:
-    sides = " -> ".join(
-        f"{gmis_text(side['gmis'])} of {side['num_env']:,}" for side in (theirs, ours)
-    )
+def _phases_sentence(theirs: Measured, ours: Measured) -> str:
+    sides = " -> ".join(f"{gmis_text(s['gmis'])} of {s['num_env']:,}" for s in (theirs, ours))
     text = phases_text(theirs["phases"], theirs["steps_per_s"], ours["phases"], ours["steps_per_s"])
     return f"1,000 steps take, {sides}: {text}."
