@@ -206,9 +206,8 @@ def measure(kind: Any, agents: int, options: argparse.Namespace) -> None:
                     calls = [sender.run.remote(name, options.segments) for sender in senders]
                     rate = trainer.run.remote(name, options.segments)
                     samples[name].append(runtime.get([rate, *calls], timeout=300)[0])
-                samples["copy"].append(
-                    runtime.get(trainer.copy.remote(options.segments), timeout=60)
-                )
+                copied = trainer.copy.remote(options.segments)
+                samples["copy"].append(runtime.get(copied, timeout=60))
         finally:
             runtime.kill([trainer, *senders])
     rates = {name: values[1:] for name, values in samples.items()}

@@ -222,15 +222,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         slot_s = 0.0
         in_slot = True
         for words, carry in calls(parts):
-            say(f"call: slot.sh {' '.join(words)}")
+            report.say(f"call: slot.sh {' '.join(words)}")
             node.call(words, carry, options.step_s if options.short else None)
             seconds = node.calls[-1]["seconds"]
-            say(f"  exit code {node.calls[-1]['exit']} after {seconds:.0f} s")
+            report.say(f"  exit code {node.calls[-1]['exit']} after {seconds:.0f} s")
             if in_slot:
                 slot_s += seconds
                 in_slot = _SLOT_ENDS not in words
             if _LOST_AFTER in words:
-                say("the machine is lost; what it gave back is in the working tree of the next")
+                report.say("the machine is lost; the next one has what it gave back in its tree")
                 node.lose()
                 for number, part in enumerate(parts, 1):
                     node.call(["unpack", str(number)], part, None)
@@ -270,7 +270,7 @@ def _report(node: Node, parts: Sequence[Path], kind: str) -> int:
         note="CPU cores in place of the GPU: shows that the half hour works, no figure of a GPU",
     )  # fmt: skip
     for fault in node.faults:
-        say(fault)
+        report.say(fault)
     return int(bool(node.faults))
 
 
@@ -287,17 +287,12 @@ def _node(folder: Path) -> Path:
     python = shutil.which("python3.12")
     if python is None:
         raise SystemExit("no python3.12 on PATH to play the node with. Name one with --node.")
-    say(f"making a node of {python} and {', '.join(NODE)}")
+    report.say(f"making a node of {python} and {', '.join(NODE)}")
     subprocess.run([python, "-m", "venv", str(folder)], check=True)
     installer = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *NODE]
     if subprocess.run(installer, check=False, stdout=sys.stderr).returncode:
         raise SystemExit("the node's packages cannot be installed: see above, or use --node")
     return folder / "bin" / "python"
-
-
-def say(text: str) -> None:
-    """Tells people."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import paper
 from children import answer, ask
 from paper.base import Curves, Figure, Headline, Series, merge
+from report import emit, say
 
 _PICTURES = Path(__file__).resolve().parents[2] / "docs" / "runtime"
 
@@ -62,8 +63,6 @@ def draw(figure: Figure, curves: Curves, folder: Path) -> Path:
 
 def report(figure: Figure, curves: Curves, errors: list[str], rounds: int, keep: bool) -> None:
     """Emits the row of a figure, with all its points."""
-    from report import emit
-
     points: dict[str, Any] = {
         label: {"x": curve.x, "median": curve.y, "low": curve.low, "high": curve.high}
         for label, curve in curves.items()
@@ -86,10 +85,6 @@ def report(figure: Figure, curves: Curves, errors: list[str], rounds: int, keep:
             points=points,
             **({"errors": errors} if errors else {}),
         )
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:

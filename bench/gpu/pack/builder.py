@@ -89,9 +89,7 @@ def is_never_carried(name: str) -> bool:
     """Tells whether a package belongs to the node's CUDA; nvidia-ml-py is plain Python."""
     if name == "nvidia-ml-py":
         return False
-    return any(
-        name == prefix or (prefix[-1] == "-" and name.startswith(prefix)) for prefix in NEVER
-    )
+    return any(name == p or (p[-1] == "-" and name.startswith(p)) for p in NEVER)
 
 
 def needs(order: Order, roots: Iterable[Requirement]) -> Needs:

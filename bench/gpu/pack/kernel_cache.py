@@ -68,12 +68,8 @@ def summary(loaded: Sequence[Loaded]) -> dict[str, Any]:
         "modules": len(loaded),
         "from_cache": len(loaded) - len(compiled),
         "compiled": [
-            {
-                "module": module.module,
-                "block_dim": module.block_dim,
-                "seconds": round(module.seconds, 2),
-            }
-            for module in compiled
+            {"module": m.module, "block_dim": m.block_dim, "seconds": round(m.seconds, 2)}
+            for m in compiled
         ],
         "compile_s": round(sum(module.seconds for module in compiled), 2),
         "cache": os.environ.get("WARP_CACHE_PATH", ""),

@@ -27,10 +27,7 @@ def rounds_of_loop(count: int, device: Any, stream: Any = None) -> int:
     def body() -> None:
         wp.launch(_count_down, dim=1, inputs=[left, rounds], device=device)
 
-    scope = (
-        contextlib.nullcontext() if stream is None else wp.ScopedStream(stream, sync_enter=False)
-    )
-    with scope:
+    with contextlib.nullcontext() if stream is None else wp.ScopedStream(stream, sync_enter=False):
         wp.capture_while(left, body)  # without a capture: this loads the kernel
         left.fill_(count)
         rounds.zero_()

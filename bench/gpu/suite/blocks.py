@@ -27,9 +27,7 @@ def warmed(stage: Stage, cells: Sequence[Cell]) -> list[Cell]:
         return list(cells)
     ordered: list[Cell] = []
     warm_ups: dict[str, Cell] = {}
-    for _, group in itertools.groupby(
-        cells, lambda cell: (cell.experiment, cell.block, cell.repeat)
-    ):
+    for _, group in itertools.groupby(cells, lambda c: (c.experiment, c.block, c.repeat)):
         block = list(group)
         needed = [_warm_up(stage, cell) for cell in block]
         for warm_up in needed:

@@ -112,9 +112,7 @@ def _pair(
     key: str, unit: str = "steps/s",
 ) -> Iterator[Row]:  # fmt: skip
     by_repeat = {record["repeat"]: record for record in peers}
-    pairs = [
-        (record, by_repeat[record["repeat"]]) for record in records if record["repeat"] in by_repeat
-    ]
+    pairs = [(r, by_repeat[r["repeat"]]) for r in records if r["repeat"] in by_repeat]
     if not pairs:
         return
     ratios = sorted(ratio(record, peer, key) for record, peer in pairs)

@@ -137,13 +137,11 @@ class Store:
         if number == suite["suite"]:
             store.head["stage"] = head["stage"]  # `unusable` may have changed since
             return store, f"going on with suite {number}: {len(store.records)} cells are there"
-        other_path, own_path = (
-            path.with_name(f"{path.stem}-{n}.json") for n in (number, suite["suite"])
-        )
-        path.replace(other_path)
-        message = f"another suite (code, versions or settings) is now {other_path.name}"
-        if own_path.exists():
-            own_path.replace(path)
+        other, own = (path.with_name(f"{path.stem}-{n}.json") for n in (number, suite["suite"]))
+        path.replace(other)
+        message = f"another suite (code, versions or settings) is now {other.name}"
+        if own.exists():
+            own.replace(path)
             return cls.read(path, kept), f"{message}; going on with suite {suite['suite']}"
         return cls(path, head, kept), message
 

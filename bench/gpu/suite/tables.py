@@ -43,9 +43,8 @@ def show(store: Store, folder: Path | None, console: Console | None = None) -> l
     for record in store.records.values():
         if "compiled_s" in record:
             block = record["block"]
-            console.print(
-                f"kernels of {block}: there in {record['compiled_s']:.0f} s", markup=False
-            )
+            seconds = record["compiled_s"]
+            console.print(f"kernels of {block}: there in {seconds:.0f} s", markup=False)
     for key, kind, why in failures(store.records):
         console.print(f"{key}: {kind}: {why}", markup=False)
     for key, record in store.records.items():
