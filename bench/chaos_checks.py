@@ -110,8 +110,7 @@ def _check_layout(run: Run) -> None:
     else:
         return
     faults: list[object] = [*layout_faults_of(config, layout)]
-    if run.mode == "resize" and len(layout.gmis) != config.layout.gmi_per_gpu:
-        count = config.layout.gmi_per_gpu
+    if run.mode == "resize" and len(layout.gmis) != (count := config.layout.gmi_per_gpu):
         faults.append(f"layout.gmi_per_gpu={count}, and {len(layout.gmis)} GMIs")
     if faults:
         raise Fault(f"a layout by halves: {faults[0]}")

@@ -99,10 +99,8 @@ def job(tree: Path, config: dict[str, Any], warmup: int = 1) -> Callable[[], Rat
 
 def batch_rows(before: Path) -> None:
     config = json.dumps(config_of())
-    our_bytes, their_bytes = (int(asked(tree, ["-c", BATCH, config])) for tree in (ROOT, before))
-    emit_pairs(
-        "images", "batch/before", "bytes", [our_bytes], [their_bytes], smaller_is_better=True
-    )
+    nbytes, peer = (int(asked(tree, ["-c", BATCH, config])) for tree in (ROOT, before))
+    emit_pairs("images", "batch/before", "bytes", [nbytes], [peer], smaller_is_better=True)
     try:
         from stable_baselines3.common.buffers import RolloutBuffer
     except ImportError:
@@ -113,7 +111,7 @@ def batch_rows(before: Path) -> None:
     image = spaces.Box(0, 255, (4, 84, 84), np.uint8)
     buffer = RolloutBuffer(128, image, spaces.Discrete(6), n_envs=64)
     peers = sum(array.nbytes for array in vars(buffer).values() if isinstance(array, np.ndarray))
-    emit_pairs("images", "batch/sb3", "bytes", [our_bytes], [peers], smaller_is_better=True)
+    emit_pairs("images", "batch/sb3", "bytes", [nbytes], [peers], smaller_is_better=True)
 
 
 def pair(name: str, before: Path, key: str, rounds: int, config: dict[str, Any]) -> None:

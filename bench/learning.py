@@ -229,17 +229,14 @@ def publish(cells: Cells, options: argparse.Namespace) -> None:
     drawn = write_curves(cells, options.docs / "learning")
     write_page(cells, options.docs / "learning.md", drawn)
     for task in TASKS:
-        returns, peer_returns = (
-            evaluations(cells.of(task, "ours")),
-            evaluations(cells.of(task, "sb3")),
-        )
+        returns, peers = (evaluations(cells.of(task, system)) for system in ("ours", "sb3"))
         if not returns:
             continue
         middle = statistics.median(returns)
-        peer = statistics.median(peer_returns) if peer_returns else None
+        peer = statistics.median(peers) if peers else None
         row = {
             "bench": "learning",
-            "name": f"{task}/sb3" if peer_returns else f"{task}/evaluation",
+            "name": f"{task}/sb3" if peers else f"{task}/evaluation",
             "value": middle,
             "unit": "return",
             "peer": peer,
@@ -247,7 +244,7 @@ def publish(cells: Cells, options: argparse.Namespace) -> None:
             "ratio": middle / peer if peer and peer > 0 and middle > 0 else None,
             "repeats": len(returns),
             "spread": [min(returns), max(returns)],
-            "peer_spread": [min(peer_returns), max(peer_returns)] if peer_returns else None,
+            "peer_spread": [min(peers), max(peers)] if peers else None,
             "reference": TASKS[task].reference,
         }
         if options.steps or options.results != RESULTS:

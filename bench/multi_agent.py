@@ -131,12 +131,10 @@ def learning(algorithm: str, seeds: int, steps: int | None, runs: list[Path]) ->
     seeds = 0 if runs else seeds
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
         for seed in range(1, seeds + 1):
-            eval_return, duration_s = trained(algorithm, seed, steps, folder)
-            returns.append(round(eval_return, 2))
+            value, duration_s = trained(algorithm, seed, steps, folder)
+            returns.append(round(value, 2))
             seconds.append(round(duration_s, 1))
-            print(
-                f"{algorithm} seed {seed}: {eval_return:.2f} in {duration_s:.0f} s", file=sys.stderr
-            )
+            print(f"{algorithm} seed {seed}: {value:.2f} in {duration_s:.0f} s", file=sys.stderr)
     shares = [(eval_return - lowest) / (highest - lowest) for eval_return in returns]
     emit(
         "multi_agent", algorithm, value=round(statistics.median(shares), 3),

@@ -337,9 +337,8 @@ def measure_costs(rounds: int, seconds: float, keeps: bool) -> None:
                 "page", case, value=round(middle, 4), unit="%", peer=CLAIM_PERCENT, ratio=ratio,
                 repeats=rounds, spread=_spread(shares), seconds=seconds,
             )  # fmt: skip
-    summary = (
-        f"{statistics.median(viewed_ms):>8.1f} ms with{statistics.median(alone_ms):>8.1f} without"
-    )
+    with_ms, without_ms = statistics.median(viewed_ms), statistics.median(alone_ms)
+    summary = f"{with_ms:>8.1f} ms with{without_ms:>8.1f} without"
     print(f"{'cost/iterations':<32}{summary}", file=sys.stderr)
     if keeps:
         emit_pairs(

@@ -210,12 +210,10 @@ def rows(task: str, entries: list[Contestant]) -> list[dict[str, Any]]:
             against(name, rivals)
     if peers:
         against("best_peer", peers)
-    by_system = {
-        entry.system: entry for entry in task_entries if entry.system in ("physics", "products")
-    }
-    if physics := by_system.get("physics"):
+    limits = {e.system: e for e in task_entries if e.system in ("physics", "products")}
+    if physics := limits.get("physics"):
         results += _physics_row(task, winner, physics)
-        if products := by_system.get("products"):
+        if products := limits.get("products"):
             results.append(_floor_row(task, winner, physics, products))
     for entry, rival in zip(ours, reversed(ours), strict=True):
         if entry is not rival:

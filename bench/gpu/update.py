@@ -381,10 +381,8 @@ def _rows(
     }  # fmt: skip
     rows = []
     for contender in contenders:
-        name, about = (
-            _name(contender.algorithm, contender.precision, contender.way),
-            contender.job.about | origin,
-        )
+        name = _name(contender.algorithm, contender.precision, contender.way)
+        about = contender.job.about | origin
         row: dict[str, Any] = {"name": name, "unit": "s/update"}
         if contender.failure or not contender.seconds:
             rows.append(row | {"value": None, "failure": contender.failure} | about | gpu | note)

@@ -216,10 +216,8 @@ def update(
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
             clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
             policy_loss = -torch.min(advantage * ratio, advantage * clipped).mean()
-            clipped_value = old_value + (value - old_value).clamp(-settings.clip, settings.clip)
-            value_loss = (
-                0.5 * torch.max((value - target) ** 2, (clipped_value - target) ** 2).mean()
-            )
+            bounded = old_value + (value - old_value).clamp(-settings.clip, settings.clip)
+            value_loss = 0.5 * torch.max((value - target) ** 2, (bounded - target) ** 2).mean()
             loss = policy_loss + settings.value_coef * value_loss
             if settings.entropy_coef:
                 loss = loss - settings.entropy_coef * policy.entropy().mean()

@@ -50,8 +50,7 @@ def algorithm(config: dict[str, Any], workers: int) -> Any:
         .training(
             train_batch_size_per_learner=settings["batch_size"], gamma=settings["gamma"],
             lr=settings["learning_rate"], grad_clip=settings["max_grad_norm"],
-            n_step=settings["n_step"],
-            double_q=True, dueling=False, training_intensity=intensity,
+            n_step=settings["n_step"], double_q=True, dueling=False, training_intensity=intensity,
             target_network_update_freq=settings["target_every"],
             num_steps_sampled_before_learning_starts=settings["replay_start"],
             replay_buffer_config={
@@ -85,9 +84,7 @@ def main() -> None:
         counts = _counts(agent.train())
     elapsed = time.perf_counter() - began
     network = agent.learner_group._learner.module["default_policy"]
-    parameters = sum(
-        parameter.numel() for parameter in network.parameters() if parameter.requires_grad
-    )
+    parameters = sum(p.numel() for p in network.parameters() if p.requires_grad)
     agent.stop()
     steps, rows = counts[0] - counts_before[0], counts[1] - counts_before[1]
     rates = {

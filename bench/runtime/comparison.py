@@ -49,7 +49,7 @@ def _report_row(row: str, ours: list[Answer], peer: list[Answer], *, keep: bool)
     kinds = dict.fromkeys(kind for answer in ours + peer for kind in answer.get("found", {}))
     for kind in kinds or ["failed"]:
         unit, larger = UNITS.get(kind, ("", True))
-        our_values, peer_values = _values(ours, kind), _values(peer, kind)
+        values, peers = _values(ours, kind), _values(peer, kind)
         ratios = [
             (a / b if larger else b / a)
             for a, b in zip(_by_round(ours, kind), _by_round(peer, kind), strict=False)
@@ -60,20 +60,20 @@ def _report_row(row: str, ours: list[Answer], peer: list[Answer], *, keep: bool)
             emit(
                 "runtime_against_ray",
                 f"{row}/{kind}",
-                value=_median(our_values),
+                value=_median(values),
                 unit=unit,
-                peer=_median(peer_values),
+                peer=_median(peers),
                 ratio=ratio,
                 repeats=len(ours) or len(peer),
-                spread=_range(our_values),
-                peer_spread=_range(peer_values),
+                spread=_range(values),
+                peer_spread=_range(peers),
                 peer_name=f"ray {version('ray')}",
                 num_cpus=NUM_CPUS,
                 **{name: texts for name, texts in errors.items() if texts},
             )
         better = "-" if ratio is None else f"{ratio:.1f}x"
         say(
-            f"{row + '/' + kind:52} {_text(ours, our_values)} {_text(peer, peer_values)} "
+            f"{row + '/' + kind:52} {_text(ours, values)} {_text(peer, peers)} "
             f"{unit:11} {better:>8}"
         )
 

@@ -86,17 +86,15 @@ def stop(results: Sequence[CandidateResult]) -> CandidateResult | None:
     return None
 
 
-def draw(results_by_task: Mapping[str, TuneResults], folder: Path, where: str) -> list[Path]:
+def draw(tasks: Mapping[str, TuneResults], folder: Path, where: str) -> list[Path]:
     """Draws throughput and memory, a column for each task."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    figure = Figure(figsize=(1.6 + 4.4 * len(results_by_task), 6.6), layout="constrained")
-    axes = figure.subplots(
-        2, len(results_by_task), squeeze=False, sharex="col", height_ratios=[3, 2]
-    )
-    for column, (task, results) in enumerate(results_by_task.items()):
+    figure = Figure(figsize=(1.6 + 4.4 * len(tasks), 6.6), layout="constrained")
+    axes = figure.subplots(2, len(tasks), squeeze=False, sharex="col", height_ratios=[3, 2])
+    for column, (task, results) in enumerate(tasks.items()):
         top, low = axes[:, column]
         pens = pens_of(results)
         for row, line in results.rows.items():

@@ -100,12 +100,10 @@ class RawFile:
             )
         self.options: dict[str, Any] = dict(options if options is not None else header)
         for line in lines:
-            line_type = _KINDS[line.pop("kind")]
-            if line_type is TrainingRun:
+            cls = _KINDS[line.pop("kind")]
+            if cls is TrainingRun:
                 line["points"] = tuple(map(tuple, line["points"]))
-            self.lines.append(
-                line_type(**{field.name: line[field.name] for field in fields(line_type)})
-            )
+            self.lines.append(cls(**{field.name: line[field.name] for field in fields(cls)}))
 
     def add(self, line: Line) -> None:
         """Adds a line, which is on disk when this returns."""
@@ -131,9 +129,7 @@ class RawFile:
     def length(self, task: str, way: str) -> Length | None:
         """Returns how many steps a way trains, if that was measured."""
         lengths = (line for line in self.lines if isinstance(line, Length))
-        return next(
-            (length for length in lengths if (length.task, length.way) == (task, way)), None
-        )
+        return next((line for line in lengths if (line.task, line.way) == (task, way)), None)
 
     def _append(self, line: Mapping[str, Any]) -> None:
         with open(self.path, "a", encoding="utf-8") as file:

@@ -288,7 +288,7 @@ def _errors(ways: Mapping[str, WayResult], prediction: Prediction) -> dict[str, 
     """
     scales = [run.noise_scale for run in ways[GIVEN].runs if run.noise_scale is not None]
     noise_scale = statistics.median(scales) if scales else None
-    measured, own_samples = replace(prediction, noise_scale=noise_scale), prediction.own_samples
+    measured, own = replace(prediction, noise_scale=noise_scale), prediction.own_samples
     error, peer = prediction_error(ways.values(), prediction), None
     if noise_scale is not None:
         peer = prediction_error(ways.values(), measured)
@@ -300,13 +300,10 @@ def _errors(ways: Mapping[str, WayResult], prediction: Prediction) -> dict[str, 
         "repeats": len(ways),
         "spread": None,
         "noise_scale": noise_scale,
-        "own_samples": own_samples,
+        "own_samples": own,
         "constants": {
             str(number): round(
-                prediction_error(
-                    ways.values(), replace(prediction, noise_scale=number * own_samples)
-                ),
-                4,
+                prediction_error(ways.values(), replace(prediction, noise_scale=number * own)), 4
             )
             for number in _CONSTANTS
         },

@@ -77,9 +77,8 @@ def _forks(check: Check, preload: Sequence[str], stage: str) -> bool:
                     check.row(f"{stage}: {question} after the fork", value, True)
                 except runtime.ActorRuntimeError as error:
                     works = False
-                    check.row(
-                        f"{stage}: {question} after the fork", None, False, why=in_words(error)
-                    )
+                    text = in_words(error)
+                    check.row(f"{stage}: {question} after the fork", None, False, why=text)
                     break
     finally:
         runtime.shutdown()

@@ -56,8 +56,7 @@ def node(check: Check) -> None:
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     check.row("ulimit -l", "unlimited" if locked < 0 else f"{locked >> 10} KiB", None)
     processes = [
-        f"pid {process.pid} ({process.kind}, {(process.mem_bytes or 0) >> 20} MiB)"
-        for process in device.processes
+        f"pid {p.pid} ({p.kind}, {(p.mem_bytes or 0) >> 20} MiB)" for p in device.processes
     ]
     check.row(
         "processes of others", processes, not processes, expected="none",

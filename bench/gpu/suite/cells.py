@@ -83,8 +83,7 @@ def curve(cell: What, stage: What, kept: Path) -> Result:
 def reduction(cell: What, stage: What, kept: Path) -> Result:
     """Measures microseconds of each strategy that can run here, at each size; why others cannot.
 
-    A reduction lasts from when the last rank begins until the last one has the result; strategies
-    take turns.
+    A reduction lasts from the last rank's start to the last one's end; strategies take turns.
     """
     what = cell["what"]
     layout = planned(load_config(config_of(what, stage)))

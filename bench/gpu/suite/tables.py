@@ -42,8 +42,7 @@ def show(store: Store, folder: Path | None, console: Console | None = None) -> l
         console.print("no captured rows: CUDA graphs need a GPU")
     for record in store.records.values():
         if "compiled_s" in record:
-            block = record["block"]
-            seconds = record["compiled_s"]
+            block, seconds = record["block"], record["compiled_s"]
             console.print(f"kernels of {block}: there in {seconds:.0f} s", markup=False)
     for key, kind, why in failures(store.records):
         console.print(f"{key}: {kind}: {why}", markup=False)

@@ -69,8 +69,7 @@ def tune(cell: What, stage: What, kept: Path) -> Result:
 
 
 def _setting(candidate: Candidate) -> Result:
-    row = candidate.row
-    num_env = candidate.num_env
+    row, num_env = candidate.row, candidate.num_env
     setting: Result = {"gmis": row.gmi_per_gpu, "backend": row.backend, "num_env": num_env}
     return setting | ({"sm_overcommit": row.sm_overcommit} if row.sm_overcommit != 1.0 else {})
 

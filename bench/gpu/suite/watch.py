@@ -73,9 +73,7 @@ class Listening(ProfileWatch):
                 fields[name] = sum(known) / len(known)
         if peak := max(self._peaks.values(), default=0):
             fields["gmi_mem_bytes"] = peak
-        ratios = [
-            self._peaks.get(gmi_id, 0) / share for gmi_id, share in self._shares.items() if share
-        ]
+        ratios = [self._peaks.get(gmi, 0) / share for gmi, share in self._shares.items() if share]
         if peak and ratios:
             fields["gmi_mem_share"] = round(max(ratios), 4)
         if self._sms:
