@@ -3,8 +3,8 @@
 
     bench/gpu/preflight.py [--dry] --env Ant-v5 --adapter warp
 
-Exit code 0; 2 where a package is missing, or the environment cannot be made; 4 where there is no
-GPU (--dry: CPU cores are enough).
+The exit code is 0 if they can, 2 if a package is missing or the environment cannot be made, and 4
+if there is no GPU (with --dry CPU cores are enough).
 """
 
 from __future__ import annotations

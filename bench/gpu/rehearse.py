@@ -5,14 +5,15 @@
     bench/gpu/rehearse.py --short               a few cells of each step, cut off after --step-s
     bench/gpu/rehearse.py --parts .pack --node /path/to/python3.12
 
-The node is played by a folder and an interpreter that has torch and what else such a node has, and
-nothing of ours. A *call* is one command there: it gets the working tree without its git folder and
-one part of the pack, an empty output folder, no network, and at most ten minutes. Steps run on CPU
-cores (SLOT_DRY of slot.sh). After step `first` the node is lost: the next call finds a fresh one,
-and goes on from the files that were given back.
+A folder stands for the node, with an interpreter that has torch and the other packages of such a
+node, but not this project. A *call* is one command there: it gets the working tree without its git
+folder, one part of the pack, an empty output folder, no network, and at most ten minutes. Steps run
+on CPU cores (SLOT_DRY of slot.sh). After step `first` the node is lost: the next call gets a fresh
+one, and continues from the files that were returned.
 
-One JSON line, also kept in bench/results/gpu/rehearsal.json: each limit, with what was used of it.
-Exit code 1 if a limit was not kept or a step failed, 2 if the rehearsal cannot be held.
+It prints one JSON line, also written to bench/results/gpu/rehearsal.json: each limit, and how much
+of it was used. The exit code is 1 if a limit was exceeded or a step failed, and 2 if the rehearsal
+cannot start.
 """
 
 from __future__ import annotations

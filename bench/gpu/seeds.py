@@ -1,24 +1,24 @@
 #!/usr/bin/env python3
-"""Measures launches that share one GPU: how many updates and steps a second they make together.
+"""Measures launches that share one GPU: how many updates and steps a second they reach together.
 
     bench/gpu/seeds.py [--config FILE] [--counts 1 2 4 8] [--ways slices mps] [--seconds 12]
     bench/gpu/seeds.py --dry                 on CPU cores, small: shows that it works
 
 Claim: what trains with many small kernels (SAC: 256 rows an update) leaves most of a GPU idle, and
 launches that share it by `gmi-drl launch --seeds K --parallel K` train K seeds in much less than K
-times the time of one. Ways: `mps`, that command; `slices`, as many commands side by side that know
-nothing of each other, of backend direct, whose kernels take turns.
+times the time of one. Ways: `mps` is that command; `slices` is as many independent commands at the
+same time with backend direct, whose kernels take turns.
 
-A cell is one way with one count. It is measured in a window of so many seconds that begins when
-all launches have made updates: what each has written to its metrics.jsonl within it. Every launch
-has as many cores of the CPU in each cell. `ratio`: all of a cell's updates a second over those of
-one launch alone, which has the whole GPU, outside MPS.
+A cell is one way with one count. Its window of --seconds begins when all launches have made
+updates; what each launch writes to its metrics.jsonl within the window counts. A launch has the
+same number of CPU cores in every cell. `ratio`: all of a cell's updates a second over those of one
+launch alone, which has the whole GPU, outside MPS.
 
-`gpu_activity`: the share of the window in which a kernel ran, as NVML has it.
+`gpu_activity`: the share of the window in which a kernel ran, as NVML reports it.
 
 Results: bench/results/gpu/<machine>/seeds.json, written after each cell, and one JSON line each.
-Rows of cells that are not measured stay, and an earlier one of a launch alone is compared with.
-Exit code 1 if a cell failed, which has a row that says why; 2 if results cannot be written.
+Rows of cells that are not measured stay, and an earlier row of one launch alone is the baseline.
+The exit code is 1 if a cell failed, whose row says why, and 2 if results cannot be written.
 """
 
 from __future__ import annotations

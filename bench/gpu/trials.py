@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures a search whose trials share one GPU: how long it takes, by how many share it.
+"""Measures a search whose trials share one GPU: how long it takes, by their number.
 
     bench/gpu/trials.py [--counts 1 4 8] [--steps 16000] [--trials 8]
     bench/gpu/trials.py --dry                on CPU cores, small: shows that it works
@@ -8,11 +8,11 @@ Claim: a search over what trains with many small kernels (SAC: 256 rows an updat
 time with `search.trials_per_device: K` than one trial after another. Each cell is a `gmi-drl
 search` by PBT of so many members that train once to their end: the same work in each.
 
-`value`: seconds of the whole command, starts and all. `ratio`: those of the cell of one trial at
-a time over it. `updates`: of all trials. Where the GPU has MPS the trials are its clients.
+`value`: seconds of the whole command, starts included. `ratio`: those of the cell of one trial at a
+time over this cell's. `updates`: of all trials. Where the GPU has MPS the trials are its clients.
 
 Results: bench/results/gpu/<machine>/trials.json, written after each cell, and one JSON line each.
-Exit code 1 if a cell failed, which has a row that says why; 2 if results cannot be written.
+The exit code is 1 if a cell failed, whose row says why, and 2 if results cannot be written.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Measures a policy served by an actor of the runtime beside the same policy behind HTTP.
 
-Claim: who serves a policy inside the graph serves more states a second than who asks a web server
-for them. Table 3 of Ray's paper (Moritz et al., 2018) compares a Ray actor with Clipper over REST,
-clients and server on one p3.8xlarge, batches of 64 states: 6,200 and 4,400 states/s for states of
-4 KB and a residual network of 10 ms (1.4 times), 6,900 and 290 for states of 100 KB and a small
-fully connected network of 5 ms (24 times). Here a client sends a batch of 64 states, waits for the
-64 answers, and sends the next; client and server are processes of one machine, and the policy has
-one thread.
+Claim: a policy inside the graph serves more states a second than one behind a web server. Table 3
+of Ray's paper (Moritz et al., 2018) compares a Ray actor with Clipper over REST, clients and server
+on one p3.8xlarge, batches of 64 states: 6,200 and 4,400 states/s for states of 4 KB and a residual
+network of 10 ms (1.4 times), 6,900 and 290 for states of 100 KB and a small fully connected network
+of 5 ms (24 times). Here a client sends a batch of 64 states, waits for the 64 answers, and sends
+the next; client and server are processes of one machine, and the policy has one thread.
 
     small   states of 4 KB, a residual network, some 12 ms a batch
     large   states of 100 KB, a fully connected network, some 2 ms a batch

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Measures the task runtime beside the real Ray: every row on both sides, in one run.
+"""Measures the task runtime beside the real Ray: every row on both sides in one run.
 
 Claim: an order of magnitude quicker than Ray on one host. Each row is written once (bench/runtime/
 rows/) and run by both sides with the same code, each time in a fresh process, on two CPUs; the
-sides take turns within a round and the order turns round from one round to the next. A row's
-value is the median over rounds, its ratio the median over rounds of the ratio within a round.
+sides take turns within a round, in the opposite order in each next round. A row's value is
+the median over rounds, its ratio the median over rounds of the ratio within a round.
 
 Needs the extra [bench]. Rows and what they measure: see bench/runtime/rows/. A row that fails is
 reported with its error.

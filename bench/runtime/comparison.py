@@ -1,4 +1,4 @@
-"""Runs rounds of rows over two sides, and prints the table that comes of them."""
+"""Runs rounds of rows over two sides, and prints a table of their results."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures the time from `gmi-drl launch` to the end of its first training step.
 
-Claim: under 3 s with a warm disk cache. Everything counts: the interpreter, the config, the fork
-server's import of torch and MuJoCo, two GMIs, their environments, one PPO update of 16 steps and
-its line in metrics.jsonl. Peer: a bare interpreter that imports torch, gymnasium and mujoco.
+Claim: it is under 3 s with a warm disk cache. Everything counts: the interpreter, the config, the
+fork server's import of torch and MuJoCo, two GMIs, their environments, one PPO update of 16 steps
+and its line in metrics.jsonl. Peer: a bare interpreter that imports torch, gymnasium and mujoco.
 
     bench/runtime/first_step.py --repeats 7
 """

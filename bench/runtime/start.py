@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Measures how quickly GMIs start and what they weigh, beside multiprocessing's processes.
+"""Measures start times and memory of GMIs, beside those of multiprocessing's processes.
 
-Claim: after the first, a GMI is there in less than 0.1 s (the paper has 0.05 s), because the fork
+Claim: after the first, a GMI is ready in less than 0.1 s (the paper has 0.05 s), because the fork
 server has done its imports; a process of multiprocessing's `spawn` does them each time. What is
 timed is the same on both sides: from asking for a process with torch, MuJoCo and Gymnasium
 imported to its first answer.

@@ -1,6 +1,6 @@
-"""Builds the pack of scripts/gpu-pack: which packages, their files, and the parts.
+"""Builds the pack of scripts/gpu-pack: chooses packages, collects their files, and cuts the parts.
 
-Runs in an environment that has the project installed: the pack gets the versions that are there.
+It runs in an environment where the project is installed; the pack gets the versions found there.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
 
     bench/gpu/pack/kernel_cache.py [--env Ant-v5] [--num-env 64] [--device cuda] [--must-be-cached]
 
-Makes the environments of adapter `warp`, resets them and takes one step, and says which of warp's
-modules were found in the kernel cache ($WARP_CACHE_PATH) and which had to be compiled, with the
-seconds of each. A pack from scripts/gpu-pack brings the kernels of its environments, so that
-`compiled` is empty on its node. Exit code 0; 1 with --must-be-cached if a module was compiled.
+It makes the environments of adapter `warp`, resets them and takes one step, and says which of
+warp's modules were found in the kernel cache ($WARP_CACHE_PATH) and which had to be compiled, with
+the seconds of each. A pack from scripts/gpu-pack brings the kernels of its environments, so that
+`compiled` is empty on its node. The exit code is 0, or 1 with --must-be-cached if a module was
+compiled.
 """
 
 from __future__ import annotations

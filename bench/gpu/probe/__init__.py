@@ -1,1 +1,1 @@
-"""Checks in one command what of GMIs' ground holds on a GPU that nobody has tried."""
+"""Checks in one command which assumptions of GMIs hold on a GPU that nobody has tried."""

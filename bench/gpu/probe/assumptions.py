@@ -1,6 +1,6 @@
 """Lists what is assumed of a GPU: how each is checked, and what to do if it does not hold.
 
-In the order of `probe.py`; the table in docs/gpu-backends.md is this one.
+The assumptions are in the order of `probe.py`, and docs/gpu-backends.md shows the same table.
 """
 
 from __future__ import annotations

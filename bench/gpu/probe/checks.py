@@ -1,7 +1,7 @@
 """Runs a check of `probe.py` in a process of its own: `checks.py NAME LAYOUT`.
 
-What is found is printed at once, a row of JSON a line: what was found before a check is ended at
-its deadline is not lost.
+Each result is printed at once as a line of JSON, so that a check that is ended at its deadline
+loses none of its earlier results.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Uses a GPU for `checks.py`: `clients.py NAME [ARGUMENT ...]`, answers in JSON.
 
-Their slice is in their environment. An answer is a line `{"answer": ...}`; a package that is not
-installed `{"not_here": ...}`; whatever else goes wrong `{"error": ...}`, in the library's words.
+Environment variables give a client its slice of the GPU. An answer is a line `{"answer": ...}`; a
+package that is not installed gives `{"not_here": ...}`, and any other failure `{"error": ...}` with
+the library's message.
 """
 
 from __future__ import annotations

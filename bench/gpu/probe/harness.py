@@ -1,4 +1,4 @@
-"""Runs the checks' clients, processes that use the GPU, and prints rows of what they answer."""
+"""Runs the checks' clients, processes that use the GPU, and prints their answers as rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks what a node has of what GMIs on a GPU need: the first check of `probe.py`."""
+"""Checks that a node has what GMIs on a GPU need: the first check of `probe.py`."""
 
 from __future__ import annotations
 

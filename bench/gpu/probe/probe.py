@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Checks first what of GMI-DRL's ground holds on a GPU, in one command.
+"""Checks in one command which assumptions of GMI-DRL hold on a GPU.
 
     bench/gpu/probe/probe.py [--only CHECK ...] [--minutes 4.8] [--results FOLDER]
 
-What is asked, in which order, and the way round each no is the table in docs/gpu-backends.md. Each
-check runs in a process of its own with a deadline; one that fails, hangs or crashes is a row of the
-table, and so is a package that is not there. The table goes to standard error, and everything as
-JSON, with machine, versions, commit and date, to bench/results/gpu/<machine>/probe.json: after
-each check, so that a probe that is ended has left what it found. Exit code 0 also where there is no
-GPU; 1 if a check failed; 2 for a folder that cannot be written; 143 if it was ended by SIGTERM.
+The table in docs/gpu-backends.md lists the checks in their order, and what to do where one fails.
+Each check runs in a process of its own with a deadline; one that fails, hangs or crashes is a row
+of the table, and so is a missing package. The table goes to standard error. All results go as JSON,
+with machine, versions, commit and date, to bench/results/gpu/<machine>/probe.json; the file is
+written after each check, so that a probe that is ended leaves its results. The exit code is 0 also
+where there is no GPU, 1 if a check failed, 2 for a folder that cannot be written, and 143 if
+SIGTERM ended the probe.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Runs the paper's experiments on this machine, as cells that a later command goes on from."""
+"""Runs the paper's experiments on this machine, as cells that a later command continues."""

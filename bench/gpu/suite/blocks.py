@@ -1,6 +1,6 @@
 """Makes blocks of cells of the suite's experiments.
 
-What is compared is one block; the first side of it is the baseline.
+Cells that are compared form one block, whose first side is the baseline.
 """
 
 from __future__ import annotations

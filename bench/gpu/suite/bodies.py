@@ -1,4 +1,4 @@
-"""Holds what GMIs of the suite's gangs do; sent by value, as they look for no modules here."""
+"""Holds the functions that GMIs of the suite's gangs run; they are sent by value, not imported."""
 
 from __future__ import annotations
 

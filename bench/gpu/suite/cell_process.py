@@ -1,6 +1,6 @@
 """Runs one cell in a process of its own: `cell_process.py CELL.json`, answers in JSON.
 
-`measured` starts it, waits until its deadline, ends all it started, and looks for what it left.
+`measured` starts it, waits until its deadline, ends all it started, and checks what it left behind.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measures a cell of the suite, in a process of its own: real launches and real gangs.
 
-Each function takes a resolved cell and the stage, and returns what it found as plain data. What it
-writes to go on from later is in the folder `kept`.
+Each function takes a resolved cell and the stage, and returns its results as plain data. Files that
+a later command continues from go to the folder `kept`.
 """
 
 from __future__ import annotations

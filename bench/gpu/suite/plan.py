@@ -1,8 +1,8 @@
 """Plans what the suite measures: experiments as lists of small cells, in their order.
 
 A *cell* is one launch or one measurement of some seconds. Cells of a *block* are compared with each
-other, so they run one after the other; its first side is the baseline. Everything here is decided
-without doing: the same stage gives the same cells, whatever has been measured.
+other, so they run one after the other; its first side is the baseline. This module
+only plans and runs nothing: the same stage gives the same cells, whatever the results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes rows of a suite's cells: what compares, beside its baseline of the same suite."""
+"""Makes rows of a suite's cells, each beside its baseline of the same suite where both compare."""
 
 from __future__ import annotations
 

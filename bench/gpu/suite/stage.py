@@ -1,4 +1,4 @@
-"""Says what the suite's cells are made for: environments, and the machine's devices."""
+"""Describes what the suite's cells are made for: environments, and the machine's devices."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Keeps a suite's results in one file, and rules which of them compare.
+"""Keeps a suite's results in one file, and decides which of them can be compared.
 
-A ratio is of two cells of the same suite: the same machine, source, versions and settings, in one
-file. Anything else is refused, whatever the numbers look like. Which cells are run is no part of
-it: commands that ask for other experiments, numbers of environments or GMIs add to the same file.
+A ratio is of two cells of the same suite, which have machine, source, versions, settings and file
+in common. Any other pair is refused, whatever its numbers. The choice of cells does not count:
+commands for other experiments or other numbers of environments or GMIs add to the same file.
 """
 
 from __future__ import annotations

@@ -1,29 +1,29 @@
 #!/usr/bin/env python3
-"""Runs the paper's experiments here, as one command that can be stopped and gone on with.
+"""Runs the paper's experiments here, as one command that can be stopped and continued.
 
     bench/gpu/suite/suite.py [--minutes 8] [--env Ant-v5] [--only training serving ...]
     bench/gpu/suite/suite.py --only training --ladder 4096 16384 --gmis 4 8 --backends direct
     bench/gpu/suite/suite.py --dry          the same on CPU cores, small
     bench/gpu/suite/suite.py --report FILE  tables and pictures of a results file
 
-Serving and sync training by k GMIs of a GPU under direct, mps and green against one exclusive
-process at its own best num_env; throughput and memory against num_env; what the tuner chooses by
-itself, beside the best of these; precisions; kernels launched one by one; reductions; MCC against
-UCC and async against sync; return against wall-clock; start of GMIs and what they leave; several
-devices. Everything is a real launch. A cell is one of them, some seconds long, in a process of its
-own with a deadline; finished cells are kept and not run again while machine, code and versions are
-the same, whichever cells a command asks for. What the minutes did not hold is listed; the same
-command goes on.
+Experiments: serving and sync training by k GMIs of a GPU under direct, mps and green against one
+exclusive process at its own best num_env; throughput and memory against num_env; the tuner's own
+choice, beside the best of these; precisions; kernels launched one by one; reductions; MCC against
+UCC and async against sync; return against wall-clock; start of GMIs and what they leave behind;
+several devices. Everything is a real launch. A cell is one of them, some seconds long, in a process
+of its own with a deadline; finished cells are kept and not run again while machine, code and
+versions are the same, whichever cells a command asks for. Cells for which the minutes did not
+suffice are listed; the same command continues with them.
 
-With --ladder, k GMIs are held against one process at each of these numbers of environments in all;
-else at the number that is best for one process. Shares under mps: `mps` is 1/k of the SMs for each,
-`mps-x2` twice that, `mps-uncapped` all SMs for each.
+With --ladder, k GMIs are compared with one process at each of these total numbers of environments,
+otherwise at the number that is best for one process. Shares under mps: `mps` is 1/k of the SMs for
+each, `mps-x2` twice that, `mps-uncapped` all SMs for each.
 
 Results: bench/results/gpu/<machine>/suite.json and pictures beside it (--dry: in
 runs/bench/gpu/dry-cpu, which git ignores, and which says nothing of a GPU). JSON lines on standard
-output, tables on standard error. Exit code 0 also where there is no GPU; 1 if a cell crashed, hung
-or left something; 2 if a package is missing, if results are not of one suite or cannot be written,
-or if another suite adds to them.
+output, tables on standard error. The exit code is 0 also where there is no GPU, 1 if a cell
+crashed, hung or left something behind, and 2 if a package is missing, if results are not of one
+suite or cannot be written, or if another suite adds to them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes sentences from rows: where packing stops paying, why, and whether the aim is reached."""
+"""Writes sentences from rows: where packing stops helping, why, and whether the aim is reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures figure 8a: a task's latency against the size of its input, and where that lies.
+"""Measures figure 8a: a task's latency against the size of its input, and where the input lies.
 
 The paper: with locality-aware placement latency does not depend on the size, without it grows by
 one to two orders of magnitude. Here the devices of one host share memory; a third curve, in which

@@ -1,7 +1,7 @@
-"""Holds the rows of the comparison with Ray: each written once, run by both sides.
+"""Holds the rows of the comparison with Ray, each written once and run by both sides.
 
-Modules are imported only when one of their rows is run: workers import this package too, and what
-it imports would weigh on them.
+Modules are imported only when one of their rows is run: workers import this package too, and its
+imports would cost them time and memory.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Puts a side of the comparison behind one face; holds what the rows share."""
+"""Gives both sides of the comparison one interface, and holds what the rows share."""
 
 from __future__ import annotations
 

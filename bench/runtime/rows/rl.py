@@ -1,4 +1,4 @@
-"""Measures what reinforcement learning asks of a runtime."""
+"""Measures loops of reinforcement learning: rollouts with new weights, and uneven simulations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WEIGHTS = 16_384  # of float32: 64 KB
 
 
 class Rollout:
-    """Takes weights, gives a small result, as a simulator that costs nothing would."""
+    """Takes weights and gives a small result, as a simulator that costs nothing would."""
 
     def run(self, weights: Any) -> Any:
         return np.full(256, weights[-1], np.float32)
