@@ -16,7 +16,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 
 
 def git(*arguments: str) -> str:
-    """The output of a git command in this checkout; SystemExit with what it said if it fails."""
+    """Returns the output of a git command here; if it fails, SystemExit has its error message."""
     completed = subprocess.run(
         ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
     )
@@ -27,7 +27,7 @@ def git(*arguments: str) -> str:
 
 @contextmanager
 def checkout(commit: str) -> Iterator[Path]:
-    """A working tree of `commit` in a temporary folder, which is removed at the end."""
+    """Yields a working tree of `commit` in a temporary folder, which is removed at the end."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else nothing would be removed
     with tempfile.TemporaryDirectory(prefix="gmi-commit-") as folder:
         tree = Path(folder, "tree")
@@ -39,5 +39,5 @@ def checkout(commit: str) -> Iterator[Path]:
 
 
 def environment(tree: Path) -> Mapping[str, str]:
-    """The environment variables of a process that imports gmi_drl from `tree`."""
+    """Returns the environment variables of a process that imports gmi_drl from `tree`."""
     return {**os.environ, "PYTHONPATH": str(tree / "src")}

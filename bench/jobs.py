@@ -243,8 +243,11 @@ class _Meter:
         self.samples: list[tuple[int, float]] = []  # steps taken, CPU seconds until then
 
     def look(self, pid: int) -> None:
-        """Takes a sample if the run has made progress: after the warm-up, at the end, and between
-        them at most twice a second, as reading every process's clock costs milliseconds."""
+        """Takes a sample if the run has made progress.
+
+        It does so after the warm-up, at the end, and between them at most twice a second, as
+        reading every process's clock costs milliseconds.
+        """
         known = len(self.lines)
         self._follow()
         now, count = time.monotonic(), len(self.lines)

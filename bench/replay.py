@@ -92,11 +92,11 @@ class Ours:
         self.priorities = torch.rand(SIZE)
 
     def draw(self) -> None:
-        """A minibatch is drawn."""
+        """Draws a minibatch."""
         self.replay.next()
 
     def draw_and_learn(self) -> None:
-        """A minibatch is drawn, and its priorities are learned."""
+        """Draws a minibatch and updates its priorities."""
         _, keys = self.replay.next()
         self.replay.feedback(keys, self.priorities)
 
@@ -134,11 +134,11 @@ class Cpprb:
         self._priorities = np.random.default_rng(0).random(SIZE).astype(np.float32)
 
     def draw(self) -> None:
-        """A minibatch is drawn."""
+        """Draws a minibatch."""
         self._buffer.sample(SIZE)
 
     def draw_and_learn(self) -> None:
-        """A minibatch is drawn, and its priorities are learned."""
+        """Draws a minibatch and updates its priorities."""
         minibatch = self._buffer.sample(SIZE, BETA)
         self._buffer.update_priorities(minibatch["indexes"], self._priorities)
 
@@ -175,7 +175,7 @@ class TorchRL:
         self._priorities = torch.rand(SIZE)
 
     def draw_and_learn(self) -> None:
-        """A minibatch is drawn, and its priorities are learned."""
+        """Draws a minibatch and updates its priorities."""
         minibatch = self._buffer.sample()
         self._buffer.update_priority(minibatch["index"], self._priorities)
 
@@ -209,7 +209,7 @@ class StackReplay:
             self.replay.put(batch)
 
     def draw(self) -> None:
-        """A minibatch is drawn."""
+        """Draws a minibatch."""
         self.replay.next()
 
     @property

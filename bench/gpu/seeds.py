@@ -205,7 +205,7 @@ def _progress(
 
 
 def _activity(seconds: float) -> float | None:
-    """Waits; returns the share of the time in which kernels ran, or None if NVML does not tell."""
+    """Waits and returns the share of time in which kernels ran; None if NVML does not report it."""
     end, samples = time.perf_counter() + seconds, []
     with contextlib.ExitStack() as stack:
         nvml = handle = None

@@ -17,7 +17,7 @@ LIMIT_S = 300.0  # the longest time of a child, with its start and end
 
 
 def answer(work: Callable[[], Any], out: Path) -> None:
-    """Writes, in the child, the result of `work` or its error."""
+    """Writes the result of `work` or its error, in the child."""
     try:
         result = {"found": work()}
     except Exception as error:

@@ -50,7 +50,7 @@ class Forked:
     """A GMI forked from a server that has preloaded."""
 
     def started(self) -> str:
-        """Answers, when its slice has been verified by the CUDA driver."""
+        """Answers once the CUDA driver has verified its slice."""
         return "yes"
 
     def computes(self) -> str:

@@ -14,7 +14,7 @@ class Idle:
     """A GMI that does nothing."""
 
     def ready(self) -> bool:
-        """Answers: its slice was verified before it was made."""
+        """Answers that it runs, as its slice was verified before it was made."""
         return True
 
     def torch(self, on_gpu: bool) -> float:

@@ -50,7 +50,7 @@ class Member:
 
 
 def all_reduce(side: Side, members: list[Any]) -> None:
-    """Reduces, so that every member has the sum of all arrays."""
+    """Reduces the arrays so that every member has the sum of all arrays."""
     size = len(members)
     sums = [members[p].part.remote(p) for p in range(size)]
     for step in range(1, size):

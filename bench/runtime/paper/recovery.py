@@ -32,7 +32,7 @@ _AGAIN = ", run again"
 
 
 def link(before: tuple[int, int], log: str) -> tuple[int, int]:
-    """One task of a chain: returns its number and process, and logs that it began."""
+    """Logs that this task of a chain began, and returns its number and process."""
     with open(log, "ab", buffering=0) as stream:
         stream.write(b".")
     time.sleep(_TASK_S)

@@ -33,7 +33,7 @@ def _answering(side: Side, number: int, **options: Any) -> list[Any]:
 
 
 def actor_creation_one(side: Side) -> dict[str, float]:
-    """From asking for an actor to its first answer; median of those made one after the other."""
+    """Times an actor from its request to its first answer: the median of some made in turn."""
     handles = _answering(side, 1)
     times = []
     for _ in range(side.count(8)):
@@ -42,25 +42,25 @@ def actor_creation_one(side: Side) -> dict[str, float]:
 
 
 def actor_creation_eight(side: Side) -> dict[str, float]:
-    """From asking for eight at once to the answer of the last."""
+    """Times eight actors, requested at once, until the last has answered."""
     handles = _answering(side, 1)
     return {"ms": 1e3 * seconds(lambda: handles.extend(_answering(side, 8)))}
 
 
 def actor_round_trip(side: Side) -> dict[str, float]:
-    """Calls of one actor, each awaited before the next."""
+    """Times calls of one actor, each awaited before the next."""
     (handle,) = _answering(side, 1)
     side.get([handle.add.remote() for _ in range(200)])
     return one_at_a_time(lambda: side.get(handle.add.remote()), side.count(3_000))
 
 
 def actor_calls_pipelined(side: Side) -> dict[str, float]:
-    """10,000 calls of one actor, all sent before the first result is asked for."""
+    """Measures 10,000 calls of one actor, all sent before the first result is asked for."""
     return {"per_s": _pipelined(side, 1)}
 
 
 def actor_calls_over_eight(side: Side) -> dict[str, float]:
-    """10,000 calls spread over eight actors, all sent before the first result is asked for."""
+    """Measures 10,000 calls over eight actors, all sent before the first result is asked for."""
     return {"per_s": _pipelined(side, 8)}
 
 
@@ -77,7 +77,7 @@ def _pipelined(side: Side, actors: int) -> float:
 
 
 def actor_killed_answers_again(side: Side) -> dict[str, float]:
-    """From the SIGKILL of an actor's process to the first answer of the process after it.
+    """Times from the SIGKILL of an actor's process to the first answer of its replacement.
 
     A call that fails in between is made again at once, as a user would have to.
     """

@@ -94,28 +94,28 @@ def ones(nbytes: int) -> Any:
 
 
 def argument_10MB_by_reference(side: Side) -> dict[str, float]:
-    """Tasks that share one stored array, 20 submitted, then collected."""
+    """Measures tasks that share one stored array, 20 submitted, then collected."""
     task, ref = side.task(last_item), side.api.put(ones(10 * _MB))
     return _in_batches(side, lambda: task.remote(ref), 1_000)
 
 
 def argument_10MB_inline(side: Side) -> dict[str, float]:
-    """Tasks each of which is given the array itself."""
+    """Measures tasks that each get the array itself."""
     task, array = side.task(last_item), ones(10 * _MB)
     return _in_batches(side, lambda: task.remote(array), 200)
 
 
 def result_10MB(side: Side) -> dict[str, float]:
-    """Tasks that return an array."""
+    """Measures tasks that return an array."""
     task = side.task(ones)
     return _in_batches(side, lambda: task.remote(10 * _MB), 200)
 
 
-def _in_batches(side: Side, submit: Any, number: int, lot: int = 20) -> dict[str, float]:
+def _in_batches(side: Side, submit: Any, number: int, batch: int = 20) -> dict[str, float]:
     def submit_batch() -> None:
-        side.get([submit() for _ in range(lot)])
+        side.get([submit() for _ in range(batch)])
 
     submit_batch()
     submit_batch()
-    lots = max(1, side.count(number) // lot)
-    return {"per_s": lots * lot / seconds(submit_batch, lots)}
+    batches = max(1, side.count(number) // batch)
+    return {"per_s": batches * batch / seconds(submit_batch, batches)}

@@ -61,7 +61,7 @@ def _pendulum() -> Any:
 
 
 def simulate(steps: int) -> int:
-    """Steps of Gymnasium's pendulum; the environment is made once a process."""
+    """Takes steps of Gymnasium's pendulum; the environment is made once a process."""
     environment = _pendulum()
     environment.reset(seed=steps)
     action = np.zeros(1, np.float32)
@@ -71,8 +71,10 @@ def simulate(steps: int) -> int:
 
 
 def uneven_simulations(side: Side) -> dict[str, float]:
-    """3n simulations of 10 to 1,000 steps on n cores, gathered as they end, against three rounds
-    of n with a barrier after each (the Ray paper's table 4)."""
+    """Measures 3n simulations of 10 to 1,000 steps on n cores, gathered as they end.
+
+    The same work also runs as three rounds of n with a barrier after each (table 4 of Ray's paper).
+    """
     task, n = side.task(simulate), NUM_CPUS
     warm_up(side, side.task(noop))
     side.get([task.remote(500) for _ in range(4 * n)])

@@ -8,7 +8,7 @@ import psutil
 
 from .base import Side, noop, seconds
 
-_SETTLE_S = 3.0  # both sides go on starting things for a while after the first result
+_SETTLE_S = 3.0  # both sides still start processes for a while after the first result
 _IDLE_S = 2.0
 _MB = 1e6
 
@@ -37,16 +37,16 @@ def idle(side: Side) -> dict[str, float]:
     side.init()
     side.get([side.task(noop).remote() for _ in range(100)])
     time.sleep(_SETTLE_S)
-    everyone = driver.children(recursive=True)
+    children = driver.children(recursive=True)
     growth = driver.memory_full_info().pss - pss_before
-    begin, used = time.perf_counter(), _cpu_s([driver, *everyone])
+    begin, used = time.perf_counter(), _cpu_s([driver, *children])
     time.sleep(_IDLE_S)
-    used = _cpu_s([driver, *everyone]) - used
+    used = _cpu_s([driver, *children]) - used
     results = {
-        "memory_beyond_driver_MB": sum(p.memory_full_info().pss for p in everyone) / _MB,
+        "memory_beyond_driver_MB": sum(p.memory_full_info().pss for p in children) / _MB,
         "driver_growth_MB": growth / _MB,
-        "processes": len(everyone),
-        "threads": sum(process.num_threads() for process in [driver, *everyone]),
+        "processes": len(children),
+        "threads": sum(process.num_threads() for process in [driver, *children]),
         "cpu_percent": 100 * used / (time.perf_counter() - begin),
     }
     side.api.shutdown()

@@ -12,14 +12,14 @@ from .base import Side, api, noop, one_at_a_time, seconds, warm_up
 
 
 def tasks_submitted_then_collected(side: Side) -> dict[str, float]:
-    """10,000 tasks that do nothing, all submitted before the first result is asked for."""
+    """Measures 10,000 tasks that do nothing, all submitted before the first result is asked for."""
     task, number = side.task(noop), side.count(10_000)
     warm_up(side, task)
     return {"per_s": number / seconds(lambda: side.get([task.remote() for _ in range(number)]))}
 
 
 def task_round_trip(side: Side) -> dict[str, float]:
-    """Tasks that do nothing, each awaited before the next."""
+    """Times tasks that do nothing, each awaited before the next."""
     task = side.task(noop)
     warm_up(side, task)
     return one_at_a_time(lambda: side.get(task.remote()), side.count(2_000))
@@ -30,7 +30,7 @@ def add_one(number: int) -> int:
 
 
 def task_chain(side: Side) -> dict[str, float]:
-    """1,000 tasks, each with the result of the one before as its argument."""
+    """Measures 1,000 tasks, each with the result of the previous one as its argument."""
     task, number = side.task(add_one), side.count(1_000)
     side.get([task.remote(i) for i in range(200)])
 
@@ -49,13 +49,13 @@ def _nested(side: str) -> Any:
 
 
 def submit_and_collect(side: str, number: int) -> int:
-    """A task that submits tasks and waits for them."""
+    """Submits tasks from a task and waits for them."""
     task = _nested(side)
     return len(api(side).get([task.remote() for _ in range(number)]))
 
 
 def tasks_nested(side: Side) -> dict[str, float]:
-    """1,000 tasks submitted inside ten others, which wait for them."""
+    """Measures 1,000 tasks submitted inside ten others, which wait for them."""
     task, number = side.task(submit_and_collect), side.count(100)
     side.get([task.remote(side.name, number) for _ in range(4)])
 
@@ -66,7 +66,7 @@ def tasks_nested(side: Side) -> dict[str, float]:
 
 
 def wait_one_by_one(side: Side) -> dict[str, float]:
-    """1,000 tasks that do nothing, taken one after the other as they are ready."""
+    """Times 1,000 tasks that do nothing, collected one at a time as they are ready."""
     task, number = side.task(noop), side.count(1_000)
     warm_up(side, task)
 
@@ -79,7 +79,7 @@ def wait_one_by_one(side: Side) -> dict[str, float]:
 
 
 def crash_once(flag: str) -> int:
-    """Kills its worker the first time, answers the second."""
+    """Kills its worker the first time and answers the second time."""
     if not os.path.exists(flag):
         Path(flag).touch()
         os.kill(os.getpid(), 9)
@@ -87,7 +87,7 @@ def crash_once(flag: str) -> int:
 
 
 def task_retried_after_crash(side: Side) -> dict[str, float]:
-    """A task whose worker is killed, from its submission to its result."""
+    """Times a task whose worker is killed, from its submission to its result."""
     task = side.task(crash_once, max_retries=3)
     warm_up(side, side.task(noop))
     with tempfile.TemporaryDirectory() as folder:
