@@ -15,10 +15,10 @@ or a day (`time.time` of the run's processes alone), or a device that is lost: c
 launcher may not use any more. In mode `resize` it comes while the run becomes another layout.
 With --ray, runs of mode `hosts` are on a real Ray cluster of two hosts and a head, all of them this
 machine, and each blow is a kill, also of an agent or of a raylet, which is started again. After
-each strike the run goes on or ends as the page says; one that has ended is resumed, and the last
+each strike the run continues or ends as the page says; a run that ended is resumed, and the last
 resume must finish. A third of the cases have a slow disk.
 
-Full disks, and shared memory that is the case's alone, need the right to mount: without it full
+Full disks, and shared memory of a case's own, need the right to mount: without it full
 disks are skipped, and counted.
 """
 
@@ -103,7 +103,7 @@ class Case:
         return self.outcome
 
     def _strike_once(self) -> None:
-        """Waits for a moment, strikes, and checks what comes of it."""
+        """Waits for a moment, strikes, and checks the outcome."""
         run = self._run
         blows = drawn(self._random, self.outcome.mode, on_ray=self._on_ray)
         self._wait_for_a_moment()

@@ -21,7 +21,7 @@ _HOSTS = ("host", "agent", "raylet")  # a host is lost when one of these ends
 
 
 def judge(run: Run, dealt: Sequence[Dealt], blows: Sequence[Blow], since: int) -> str:
-    """Waits until the run has gone on after a strike, or has ended; returns what came of it.
+    """Waits until the run has continued after a strike, or has ended; returns the outcome.
 
     `blows` are all of the case so far, `since` what its launcher had printed before the strike.
     """

@@ -1,4 +1,4 @@
-"""The run of a case of chaos.py: its launchers, its disk, and all that is there of it."""
+"""The run of a case of chaos.py: its launchers, its disk, its processes and its files."""
 
 from __future__ import annotations
 

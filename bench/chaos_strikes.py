@@ -37,7 +37,7 @@ class Blow:
 
 @dataclass(frozen=True)
 class Dealt:
-    """Records a blow that was dealt: who was hit, and how it is undone when its time is over."""
+    """Records a blow that was dealt: its victim, and how it is undone when its time is over."""
 
     blow: Blow
     name: str
@@ -69,7 +69,7 @@ def drawn(draw: random.Random, mode: str, *, on_ray: bool) -> list[Blow]:
 
 
 def deal(blow: Blow, run: Run) -> Dealt | None:
-    """Deals a blow; None if nobody is there to be hit, or it may not be dealt here."""
+    """Deals a blow; None if its victim does not run, or it may not be dealt here."""
     if blow.victim == "disk":
         return Dealt(blow, "the disk", _fill(run, blow.which)) if run.has_own_disk else None
     if blow.victim == "clock":

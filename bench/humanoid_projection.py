@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Projects what ES of Humanoid would take on 8,192 cores, from costs that are measured here.
+"""Projects the time of ES of Humanoid on 8,192 cores, from costs that are measured here.
 
-It is a projection and no measurement: nobody has run it. Ray's paper and RLlib's have a median of
-3.7 minutes to a return of 6,000 on 8,192 cores. How many episodes that took they do not say, so the
-projection is of at most as many: what 8,192 cores simulate in 3.7 minutes if they do nothing else.
+It is a projection and no measurement: this was not run. Ray's paper and RLlib's have a median of
+3.7 minutes to a return of 6,000 on 8,192 cores. They do not say how many episodes that took, so the
+projection is of at most as many as 8,192 cores simulate in 3.7 minutes if they do nothing else.
 
 Measured here, seconds of CPU on one core:
 
@@ -11,7 +11,7 @@ Measured here, seconds of CPU on one core:
               in a core, whole episodes of 1,000 steps (of bodies that may lie down)
     update    of a direction, in the step that is taken along all of them
     answer    of each answer that a driver hears, and
-    round     by the clock: a round of two evaluators who have nothing to do, with the driver
+    round     by the clock: a round of two evaluators that have nothing to do, with the driver
 
 The last two are from rows of bench/results/aggregators.json, which bench/aggregators.py writes.
 What is assumed is in each row, under `assumed`. A second row has steps of bench/results/envs.json

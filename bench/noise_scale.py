@@ -7,8 +7,8 @@
 Claim: less than 0.5 % of an update.
 
 Updates of the examples' policies on made-up experience, on one thread: CartPole with 64
-environments and HalfCheetah with 16, by PPO, for one GMI and as for one of two (which meets nobody:
-waiting is no part of this), and CartPole by DQN. Two rows each:
+environments and HalfCheetah with 16, by PPO, for one GMI and as for one of two (without
+the other, as waiting is not measured), and CartPole by DQN. Two rows each:
 
 - `update/<case>`: milliseconds of an update until its stats are read, with the noise scale and
   without it, which take turns. The ratio is without over with.

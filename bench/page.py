@@ -4,7 +4,7 @@
     bench/page.py [--rounds 7] [--seconds 10] [--only open|memory|cost]
     bench/page.py --dry            small folders, one second: shows that it works
 
-Claims: folders of a run of 1,000 iterations and of 100 runs are there within a second; looking on
+Claims: folders of a run of 1,000 iterations and of 100 runs are shown within a second; a viewer
 costs a run one iteration in 200 at most, which is 0.5 %.
 
 - `open/run_of_1000_iterations`, `open/folder_of_100_runs`: milliseconds from the request of a page
@@ -12,11 +12,11 @@ costs a run one iteration in 200 at most, which is 0.5 %.
 - `memory/run_of_100000_iterations`: MiB of the page's process when it has shown one, over those
   with a hundredth of the iterations: what it keeps is bounded.
 - `browser/...`: the same in Chromium, until the curves are drawn, or the last row of the list is
-  there; where playwright and Chromium are.
+  shown; where playwright and Chromium are installed.
 - `cost/processor`: the CPU time of the page's process while a viewer looks at a run of CartPole on
   two GMIs, as a percentage of all that the machine's cores have in that time. On cores that all
   train it is what the run lacks. The ratio is 0.5 % over it: above 1 the claim holds.
-- `cost/idle`: the same while nobody looks.
+- `cost/idle`: the same without a viewer.
 - `cost/iterations`: milliseconds of an iteration with a viewer and without one, which take turns.
   It is noisy where an iteration is; the ratio is without over with.
 """
@@ -158,7 +158,7 @@ def chromium() -> Iterator[Any]:
 
 
 def browsing_ms(browser: Any, folder: Path, drawn: str) -> float:
-    """Times a browser from the login link until the last element, `drawn`, is there."""
+    """Times a browser from the login link until the last element, `drawn`, exists."""
     with page(folder) as (base, token, _), contextlib.closing(browser.new_page()) as tab:
         began = time.perf_counter()
         tab.goto(f"{base}/login?token={token}")

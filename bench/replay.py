@@ -76,7 +76,7 @@ def steps(seed: int = 0) -> Batch:
 
 
 class Ours:
-    """Our replay as a job has it, filled."""
+    """Our replay with a job's settings, filled."""
 
     def __init__(self, rows: int, prioritized: bool) -> None:
         self.batch = steps()

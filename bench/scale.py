@@ -87,7 +87,7 @@ def _projection(point: Forecast) -> dict[str, Any]:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Draws efficiency, where an iteration goes on most hosts, and what is learned."""
+    """Draws efficiency, the phases of an iteration on most hosts, and how fast policies learn."""
     from matplotlib.figure import Figure
 
     machine = "dgx-h100"

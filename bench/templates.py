@@ -85,7 +85,7 @@ def times_of(lines: Sequence[dict[str, Any]], num_env: int, packets_s: float) ->
         return sum(line.get(f"{phase}_s", 0.0) for line in counted) * num_env / steps
 
     com_s = packets_s
-    if "send_s" in last:  # the trainer waits for nothing but its agents, who simulate and infer
+    if "send_s" in last:  # the trainer waits for nothing but its agents, which simulate and infer
         com_s = max(0.0, each("wait") - each("simulate") - each("infer"))
     return Times(
         steps / (last["time_s"] - first["time_s"]),

@@ -9,14 +9,14 @@ a step, 16 steps a horizon. The producer has its tensors ready and gives them to
 consumer copies what arrives into its own tensors. Four ways to cut a horizon into messages:
     ucc      one message a tensor a step        step     one a step
     mcc      one a channel a horizon            horizon  one
-Timed by the consumer from one horizon to the next while the producer goes as fast as it may, all
+Timed by the consumer from one horizon to the next while the producer sends as fast as it can, all
 contestants in turns, round after round. What arrives is compared with what was sent once a round.
 The plain copy is one process's, of the same tensors, message by message.
 
 Rows, in microseconds a horizon; ratio = peer's time over ours:
     mcc/ring/mp_queue    ours over the peer: ring, ipc, tcp (with CURVE) against copy (below 1: how
                          far from it), mp_queue, torch_queue, zmq_copy (plain ipc, send_multipart)
-                         and ray (objects of its store, if it is there)
+                         and ray (objects of its store, if it is installed)
     3to1/horizon/ring/mp_queue     three producers, one consumer, horizons of all of them
     mcc_over_ucc/ring              the paper's Table 8: one way of cutting over the other
 

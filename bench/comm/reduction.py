@@ -5,17 +5,17 @@ Claim: at the size of a policy, reducing gradients in the memory they live in is
 as gloo, and not far from one copy of them.
 
 Every rank writes a fresh gradient where the contestant wants it, all ranks meet, and then reduce:
-timed from when the last rank begins until the last one has the result (one clock for all
-processes). Ours and gloo take turns, round after round, in the same processes; what is reduced is
-checked in every round. Ranks are kept to cores of their own, as GMIs are, or to a share of one
-when there are more ranks than cores. The copy is NumPy's, of one vector to another, by rank 0
-while the others sleep. `call_us` is what one rank's call takes, with its wait for those who begin
-later.
+the time is from the last rank's start to the last one's result (one clock for all processes). Ours
+and gloo take turns, round after round, in the same processes; results are checked in every round.
+Ranks are kept to cores of their own, as GMIs are, or to a share of one when there are more ranks
+than cores. The copy is NumPy's, of one vector to another, by rank 0 while the others sleep.
+`call_us` is the time of one rank's call, with its wait for those that begin later.
 
 Rows, for k ranks and so many bytes of float32, in microseconds, ratio = peer's time over ours:
     k4/224000B/gloo     torch.distributed, all_reduce (sum) of a tensor of the process's own
     k4/224000B/copy     one copy (below 1: how far from it)
-    k4/224000B/openmpi  mpi4py's Allreduce, if mpi4py and mpiexec are there; in processes of its own
+    k4/224000B/openmpi  mpi4py's Allreduce, in processes of its own, if mpi4py and mpiexec
+                        are installed
     strategies/2x2/224000B/mrr, .../har   the same ranks on 2 devices with 2 each (2x1 and 4x2 for 2
                         and 8 ranks): MPR's time beside that of the paper's other strategies (its
                         Table 7 at this size)

@@ -117,7 +117,7 @@ class Node:
             target.unlink(missing_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
             nbytes += source.lstat().st_size
-        # What was given back is put where slot.sh looks for earlier results.
+        # Returned files are put where slot.sh looks for earlier results.
         returned = self.folder / "given"
         if returned.exists():
             shutil.copytree(returned, self.tree / "bench" / "results" / "gpu", dirs_exist_ok=True)

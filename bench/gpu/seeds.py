@@ -64,7 +64,7 @@ DRY: Final[dict[str, Any]] = {
 _ALONE: Final = "seeds/slices/1"
 _MOST: Final = 8  # launches of a cell; cores are divided among at least so many
 _FIRST_S: Final = 90.0  # until all launches have made updates
-_END_S: Final = 15.0  # for launches that were told to stop, which write a checkpoint
+_END_S: Final = 15.0  # for launches that were asked to stop, which write a checkpoint
 
 
 class CellError(Exception):

@@ -37,7 +37,7 @@ from gpu.seeds import CONFIG, DRY, CellError, last_metrics, name_of_gpu, parser_
 from gpu.suite.store import slug
 
 _LIMIT_S: Final = 300.0  # of a cell
-_END_S: Final = 15.0  # for a search that was told to stop
+_END_S: Final = 15.0  # for a search that was asked to stop
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

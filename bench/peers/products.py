@@ -1,10 +1,10 @@
 """Measures the matrix products of an on-policy iteration alone, on every core at once.
 
-What a training job cannot do without beside physics: for every step of the roll-out the forward
-products of the policy and the value, for every minibatch of every epoch those of forward and
-backward. No activation, no bias, no loss, no optimizer, no copy: each product is written to memory
-that is there already. Each core has its share of the environments and of the minibatch and one
-thread. A *step* is one step of one environment, as in the jobs beside this file.
+No training job can avoid these costs, beside those of physics: for every step of the roll-out the
+forward products of the policy and the value, for every minibatch of every epoch those of forward
+and backward. No activation, no bias, no loss, no optimizer, no copy: each product is written to
+memory that is allocated before. Each core has its share of the environments and of the minibatch
+and one thread. A *step* is one step of one environment, as in the jobs beside this file.
 """
 
 from __future__ import annotations

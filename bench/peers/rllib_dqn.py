@@ -3,8 +3,8 @@
 
 Prints one JSON line: environment steps a second, after the first updates; the updates of a step,
 as they were counted; and the parameters of the network that learns. `--workers` env runners sample
-in processes of their own, each with the config's `num_env`; the learner is in the driver, as RLlib
-has it by default. Every core that the process may use is for all of them.
+in processes of their own, each with the config's `num_env`; the learner is in the driver, as is
+RLlib's default. They share all cores that the process may use.
 """
 
 from __future__ import annotations

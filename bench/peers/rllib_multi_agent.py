@@ -4,7 +4,7 @@
 Prints {"steps_per_s": ...}: environment steps a second, from the end of the first iteration on.
 The network, the steps of an update, its minibatches and epochs are those of the config; agents
 share a policy. There are as many env runners as cores, each with the config's `num_env`, and the
-learner is in the driver, as RLlib has it by default.
+learner is in the driver, as is RLlib's default.
 """
 
 from __future__ import annotations

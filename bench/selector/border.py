@@ -2,8 +2,8 @@
 """Checks that a search finds where packing stops paying, on machines where that is known.
 
 A step of one process keeps the device waiting for a while (launches, the host's work, what is not
-parallel), then busy for each environment. Others fill the wait, and slow each other down. With n
-environments in all, shared among g GMIs, a step of all of them takes
+parallel), then busy for each environment. Other processes fill the wait, and slow each other down.
+With n environments in all, shared among g GMIs, a step of all of them takes
 
     t(n, g) = max(wait + work n / g, work n (1 + contention (g - 1)))
 

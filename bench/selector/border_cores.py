@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks a border that is real: two GMIs on two cores pay for one network, not for another.
 
-An update with a small network is mostly work that one thread does, and two GMIs do it side by side.
+An update with a small network is mostly work that one thread does, and two GMIs do it in parallel.
 With a wide one it is mostly matrix products, which fill both cores of one process, while two GMIs
 have a gradient of many megabytes to reduce after every minibatch.
 

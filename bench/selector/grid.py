@@ -109,7 +109,7 @@ class Played:
     winner: Candidate
     complete: bool  # the budget did not end it
     profiles: int
-    seconds: float  # of the clock, all in all
+    seconds: float  # of the clock, in total
     pictures: list[Path]
 
 

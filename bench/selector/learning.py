@@ -8,7 +8,7 @@ against the best of a small grid measured in full is 10 % or less in the median.
 Each task is an example of ours with one GMI and 16 environments, and is trained in five ways:
 
     given      as it is
-    learning   tuned as a user does who asks for nothing else
+    learning   tuned with the default options
     steps      tuned for throughput alone (objective steps, keep none)
     paper      the same by Algorithm 2
     grid       1 or 2 GMIs with 8 to 64 environments, the samples of an update kept by the horizon
@@ -16,10 +16,10 @@ Each task is an example of ours with one GMI and 16 environments, and is trained
 The ways take turns, a seed a round, so that a machine that slows down slows all. The learning rate
 falls until the end of a run, so each way trains for as many steps as it does in the seconds that
 the config as given took, times --factor; its throughput is that of a short run before. A run that
-has not reached the return by then counts with all its seconds, and is told (`censored`).
+has not reached the return by then counts with all its seconds, and is marked (`censored`).
 
 Everything measured goes to the file --raw; what is in it is not measured again, and a measurement
-that is ended (Ctrl-C, --minutes) goes on when it is called again.
+that is ended (Ctrl-C, --minutes) continues when it is called again.
 
 Rows: `<task>/<way>`: value seconds to the target, peer those of the config as given, ratio peer
 over value, `over_given` value over peer; `<task>/grid`: its best, and the rank correlation of
@@ -221,7 +221,7 @@ class Measurement:
         self._durations_s: list[float] = []  # seconds of the training runs of this measurement
 
     def run(self) -> None:
-        """Measures task after task until everything is there or the minutes are over."""
+        """Measures task after task until nothing is missing or the minutes are over."""
         try:
             for task in self.options.tasks:
                 self._task(task)
@@ -252,7 +252,7 @@ class Measurement:
         return configs
 
     def _attempt(self, name: str, measure: Any, *arguments: Any) -> None:
-        """Takes one measurement; a failure is reported, and the others go on."""
+        """Takes one measurement; a failure is reported, and the others still run."""
         if time.monotonic() > self._end:
             raise OutOfTime
         try:

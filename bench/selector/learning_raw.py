@@ -1,7 +1,7 @@
 """Keeps what learning.py has measured: a JSON line for each tune, length and training run.
 
 The first line holds the options that all of them were measured with. A file that was cut off within
-a line goes on after the last complete one.
+a line continues after the last complete one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TuneRun:
     task: str
     way: str
     config: Mapping[str, Any]  # resolved
-    seconds: float  # of the clock, all in all
+    seconds: float  # of the clock, in total
     chosen: str  # for people
     prediction: Mapping[str, Any] | None  # the fields of a Prediction; None: it made none
 

@@ -360,7 +360,7 @@ def write_parts(
 
 
 def _kept_stream(inside: Path, files: Sequence[Path], cache: Path) -> Path:
-    """Returns these files compressed, from `cache` if they are there; older ones are removed."""
+    """Returns these files compressed, from `cache` if it has them; older ones are removed."""
     digest = hashlib.sha256(repr(_FILTERS).encode())
     for path in files:
         digest.update(f"{path.relative_to(inside)} {path.stat().st_mode} ".encode())

@@ -63,7 +63,7 @@ def watched() -> Iterator[list[Loaded]]:
 
 
 def summary(loaded: Sequence[Loaded]) -> dict[str, Any]:
-    """Returns what was found and what was compiled, as the JSON line has it."""
+    """Returns the JSON line's fields: modules found in the cache, and modules compiled."""
     compiled = [module for module in loaded if module.compiled]
     return {
         "modules": len(loaded),

@@ -85,7 +85,7 @@ def preloads(*modules: str) -> Any:
 
 
 def exports(library: str) -> Any:
-    """Exports handles of memory and of an event, and keeps both until it is told to end."""
+    """Exports handles of memory and of an event, and keeps both until it is asked to end."""
     handles, exported = _cupy_exports() if library == "cupy" else _torch_exports()
     say(handles)
     sys.stdin.readline()
@@ -257,7 +257,7 @@ def registered() -> Any:
 
 
 def works() -> Any:
-    """Keeps the GPU at work until it is told to end."""
+    """Keeps the GPU busy until it is asked to end."""
     import torch
 
     matrix = torch.rand(4096, 4096, device="cuda")

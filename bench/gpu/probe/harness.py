@@ -46,7 +46,7 @@ class Check:
 
     @contextlib.contextmanager
     def tried(self, what: str) -> Iterator[None]:
-        """Turns an error in the block into a row, so that the check goes on."""
+        """Turns an error in the block into a row, so that the check continues."""
         try:
             yield
         except NotHere as missing:
@@ -89,7 +89,7 @@ def merged(environment: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def started(name: str, environment: Mapping[str, str], *arguments: str) -> Iterator[Running]:
-    """Starts a client of `clients.py` that goes on; it is killed at the end if it still runs."""
+    """Starts a client of `clients.py` in the background, and kills it at the end if it still runs."""
     process = subprocess.Popen(
         [sys.executable, str(CLIENTS), name, *arguments], env=merged(environment),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -102,7 +102,7 @@ def started(name: str, environment: Mapping[str, str], *arguments: str) -> Itera
 
 
 class Running:
-    """A client that goes on until it is told to end."""
+    """A client that runs until it is asked to end."""
 
     def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
         self.name, self.process, self.pid = name, process, process.pid
@@ -120,7 +120,7 @@ class Running:
     def end(self, timeout_s: float = _CLIENT_S) -> str:
         """Tells it to end and waits until it has; returns what it prints meanwhile.
 
-        subprocess.TimeoutExpired if it goes on.
+        subprocess.TimeoutExpired if it still runs.
         """
         return self.process.communicate("over\n", timeout=timeout_s)[0]
 

@@ -88,8 +88,8 @@ def _rate(stage: Stage, experiment: str, block: str, side: str, repeat: int, **w
 def _throughput(experiment: str, stage: Stage, repeat: int) -> Blocks:
     """Yields for each k all shares beside the exclusive process.
 
-    With a fixed ladder this is at each of its num_env, with as many environments in all. Otherwise
-    it is at the best num_env of the exclusive process: first as many in all, then in each GMI.
+    With a fixed ladder this is at each of its num_env, as the total of all GMIs. Otherwise it is at
+    the best num_env of the exclusive process: first as the total, then in each GMI.
     """
     mode = "sync" if experiment == "training" else "serving"
 
@@ -137,7 +137,7 @@ def _num_env(stage: Stage, repeat: int) -> Blocks:
 
 
 def _tuner(stage: Stage, repeat: int) -> Blocks:
-    """Yields the tuner by itself, once; then its choice beside the best of the suite's own rows."""
+    """Yields the tuner alone, once; then its choice beside the best of the suite's own rows."""
     for cap in stage.caps:
         questions = [(f"{network}, {cap} environments", network) for network in stage.networks]
         for block, network in questions if repeat == 0 else ():
@@ -159,7 +159,7 @@ def _tuner(stage: Stage, repeat: int) -> Blocks:
 
 
 def _precision(stage: Stage, repeat: int) -> Blocks:
-    """Yields one process and GMIs in each precision, with as many environments in all."""
+    """Yields one process and GMIs in each precision, with the same total of environments."""
     sides: dict[str, dict[str, Any]] = {BASELINE: {}}
     for k in stage.gmis[:1]:
         sides[f"{k} {stage.packer}"] = {"gmis": k, "split": k, "backend": stage.packer}

@@ -65,7 +65,7 @@ class Reducing:
                 if not bool((bucket.result == expected).all()):
                     raise RuntimeError(f"{key}: the sum is not {expected} everywhere")
                 spans_of[key] += spans if number else []
-        meeting.barrier()  # nobody leaves while another still reduces
+        meeting.barrier()  # no rank leaves while another still reduces
         for group in self._groups.values():
             group.close()
         return spans_of

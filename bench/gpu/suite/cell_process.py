@@ -23,7 +23,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 _MARK: Final = "cell: "
 ENDS_S: Final = 20.0  # for a cell that is asked to end: MPS daemons take a while
 _GOES_S: Final = 3.0  # for processes and files that are still going when a cell has ended
-_TELLS_S: Final = 10.0  # between two messages about a cell that goes on
+_TELLS_S: Final = 10.0  # between two messages about a cell that still runs
 _SHM: Final = Path("/dev/shm")
 
 

@@ -177,7 +177,7 @@ def measure(cell: What, stage: What, kept: Path) -> Result:
     try:
         runtime.preloaded(_IMPORTS)
         return _KINDS[cell["kind"]](cell, stage, kept)
-    except Exception as error:  # a cell that fails is a row, and the suite goes on
+    except Exception as error:  # a cell that fails is a row, and the suite continues
         refused = type(error).__name__ in ("ConfigError", "LayoutError", "EnvSpecError")
         return {"failed": "refused" if refused else "crash", "why": str(error)[-600:]}
     finally:

@@ -93,7 +93,7 @@ def resolved(cell: Cell, records: Records) -> dict[str, Any]:
 def answers(record: Mapping[str, Any], cell: Cell) -> bool:
     """Tells whether a record is of the same settings as the cell, which then need not run again.
 
-    A failed warm-up runs again: the adapter keeps what it compiled, and goes on from there.
+    A failed warm-up runs again: the adapter keeps what it compiled, and continues from there.
     """
     if record["kind"] == "warm" and "failed" in record:
         return False
@@ -126,8 +126,8 @@ def best_of(records: Records, mode: str) -> What | None:
 def own_best(records: Records, what: What) -> What:
     """Returns the fastest of the suite's own rows for the tuner's question; Open if there is none.
 
-    They have the same network, environment and devices, and no more environments in all; several
-    GMIs have the tuner's own backend. One process may be of any, as it shares with none.
+    They have the same network, environment and devices, and at most the same total of environments.
+    Several GMIs have the tuner's own backend; one process may have any, as it shares with none.
     """
     question = [what[name] for name in ("network", "env", "mode", "devices")]
     best = _fastest(

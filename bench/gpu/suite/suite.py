@@ -247,7 +247,7 @@ def _tell_wait(holder: str) -> None:
 
 
 def say(text: str) -> None:
-    """Prints a line for people; where that fails, as on a full disk, the suite goes on."""
+    """Prints a line for people; where that fails, as on a full disk, the suite continues."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 

@@ -209,9 +209,9 @@ def _tuner_sentences(rows: Sequence[Row]) -> list[str]:
 
 
 def border(candidates: Sequence[Measured]) -> str:
-    """Returns up to which k and how many environments in all packing pays, and why not beyond.
+    """Returns up to which k and which total of environments packing pays, and why not beyond.
 
-    It is settled only between numbers of GMIs measured with a common number of environments in all.
+    It is settled only between numbers of GMIs measured with a common total of environments.
     """
     best = _best(candidates, lambda candidate: candidate["gmis"])
     if 1 not in best or len(best) == 1:

@@ -1,4 +1,4 @@
-"""Measures figure 11a: chains of tasks go on while all workers are killed, three times.
+"""Measures figure 11a: chains of tasks continue while all workers are killed, three times.
 
 The paper runs chains of 100 ms tasks while nodes are taken away; here the tasks take 20 ms and
 every worker process that has answered since the last loss gets SIGKILL at once.
