@@ -89,7 +89,7 @@ def merged(environment: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def started(name: str, environment: Mapping[str, str], *arguments: str) -> Iterator[Running]:
-    """Starts a client of `clients.py` in the background, and kills it at the end if it still runs."""
+    """Starts a client of `clients.py` in the background, and kills it if it runs at the end."""
     process = subprocess.Popen(
         [sys.executable, str(CLIENTS), name, *arguments], env=merged(environment),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
