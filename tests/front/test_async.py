@@ -435,14 +435,14 @@ def test_an_agent_that_stalls_for_too_long_is_named(tmp_path):
     class Sleeper(gmi_drl.roles.Agent):
         def make_sampler(self, env):
             sender = super().make_sampler(env)
-            take_newest = sender._take_newest
+            load_newest = sender._load_newest_policy
 
             def sleep():
-                take_newest()
+                load_newest()
                 if sender._version >= 3:
                     os.kill(os.getpid(), signal.SIGSTOP)
 
-            sender._take_newest = sleep
+            sender._load_newest_policy = sleep
             return sender
 
     with pytest.raises(GmiDied, match=r"nothing whole came from gmi 0, device 0"):
