@@ -116,17 +116,11 @@ def update_of_two_policies(group, there, static=False):
         algorithms[its.policy] = PPO(settings, PPO.make_policy(network, settings), normalizers)
     algorithm = by_policy(env.groups, algorithms)
 
-    def batch_of(num_rows):
-        return Batch.allocate(
-            settings.horizon, num_rows, 3, algorithm.policy, torch.device("cpu"),
-            filled=algorithm.filled, bootstrap=algorithm.bootstrap, come_and_go=True,
-        )  # fmt: skip
-
     shards = []
     for number in numbers:
-        shards.append(batch_of(env.num_env))
+        shards.append(_come_and_go(algorithm, env.num_env, 3))
         Collector(env, algorithm, shards[-1], torch.Generator().manual_seed(number)).collect(1)
-    joined = batch_of(env.num_env * len(shards))
+    joined = _come_and_go(algorithm, env.num_env * len(shards), 3)
     learner = Learner(algorithm, torch.Generator().manual_seed(3), joined, static=static)
     learner.connect(group)
     for last in (False, True):
@@ -175,17 +169,11 @@ def update_of_one_policy(group, there, static=False):
     normalizers = Normalizers.of(settings, env.observation_space.shape[0])
     algorithm = PPO(settings, PPO.make_policy(network, settings), normalizers)
 
-    def batch_of(num_rows):
-        return Batch.allocate(
-            settings.horizon, num_rows, 2, algorithm.policy, torch.device("cpu"),
-            filled=algorithm.filled, bootstrap=algorithm.bootstrap, come_and_go=True,
-        )  # fmt: skip
-
     shards = []
     for number in numbers:
-        shards.append(batch_of(env.num_env))
+        shards.append(_come_and_go(algorithm, env.num_env, 2))
         Collector(env, algorithm, shards[-1], torch.Generator().manual_seed(number)).collect(1)
-    joined = batch_of(env.num_env * len(shards))
+    joined = _come_and_go(algorithm, env.num_env * len(shards), 2)
     joined.rows.copy_(torch.cat([shard.rows for shard in shards], 1))
     for name in ("raw_observation", "reward", "done"):
         joined[name].copy_(torch.cat([shard[name] for shard in shards], 1))
@@ -197,6 +185,14 @@ def update_of_one_policy(group, there, static=False):
     learner.update(joined)
     learned = torch.cat([p.detach().flatten() for p in network.parameters()])
     return learned.numpy(), learner.stats()["kl"]
+
+
+def _come_and_go(algorithm, num_rows, width):
+    """A batch of agents that come and go, whose observations have so many numbers."""
+    return Batch.allocate(
+        algorithm.settings.horizon, num_rows, width, algorithm.policy, torch.device("cpu"),
+        filled=algorithm.filled, bootstrap=algorithm.bootstrap, come_and_go=True,
+    )  # fmt: skip
 
 
 def _steps_of(learner, policy):

@@ -102,7 +102,7 @@ class GradientStep:
 
     @property
     def weights(self) -> list[Tensor]:
-        """What `weigh` and `weigh_rows` change."""
+        """Returns the tensors that `weigh` and `weigh_rows` change."""
         return [] if self._weight is None else [self._weight]
 
     def take(self, losses: Losses) -> None:
