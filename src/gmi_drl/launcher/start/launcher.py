@@ -247,7 +247,7 @@ class _Run:
 
     def train(self, notes: Sequence[str]) -> RunEnd | None:
         """Starts the GMIs of the layout, and trains to the end; None if another layout is next."""
-        job, folder, resizer = self.job, self.folder, self.resizer
+        job = self.job
         budget = job.config.run.max_restarts
         if budget and not all(is_recoverable(c, job.role_folder) for c in job.classes.values()):
             budget = 0
@@ -258,81 +258,108 @@ class _Run:
             with (
                 at_work(None if self.cluster else job.layout.topology),
                 importable(job.role_folder),  # a role may return a class of its own
-                new_traces(job.config, folder.path) as traces,
+                new_traces(job.config, self.folder.path) as traces,
                 _keeping_lineage(self._gang(job, traced, budget), policies) as gang,
+                opened(self.view, lambda on: RunView(on, job.config, job.layout)) as screen,
             ):
-                restarts = Restarts(gang, folder, budget, policies)
-                serving = ServingMetrics(job.layout, folder.path, lambda: memory_held(job))
-                with opened(self.view, lambda on: RunView(on, job.config, job.layout)) as screen:
-                    warn = partial(_warn, screen)
-                    for line in notes:
-                        screen.show({"kind": "note", "message": line})
-                    for line in [] if self.cluster else overlaps(job.layout.topology):
-                        warn(line)
-                    self.callbacks.show_on(warn)
-                    # PolicyLog comes first: it takes the lineage out of each record.
-                    watches: list[Watch] = [policies, resizer]
-                    propose = resizer.propose if job.config.run.resize == "auto" else None
-                    watches.append(NoiseWatch(screen, folder, job.config, job.layout, propose))
-                    watches += [self.callbacks, *self._speed_watch(screen, propose)]
-                    watch = (
-                        None if self.cluster is None else ClusterWatch(self.cluster, folder.path)
-                    )
-                    watches += [] if watch is None else [watch]
-                    records = _Records(gang, screen, serving, watches, self.last)
-                    try:
-                        stopped = _watch(job, records, restarts, resizer)
-                    except GmiDied:  # perhaps because a device is lost
-                        if warning := resizer.lose(gang):
-                            warn(warning)
-                        raise
-                    self.restarts += restarts.count
-                    gmis = list(gang.results().values())
-                    close_all(gang, screen)
-                    records.show()
-                    if watch is not None and watch.wants_room:
-                        stopped = stopped or self.callbacks.asks_to_stop
-                        if not stopped and _stopped_early(gmis, is_shrinking=False):
-                            watch.check_head()
-                            gang.kill()  # agents end their launchers before others are started
-                            self.notes = (
-                                watch.why,
-                                *self._rehost(lost=watch.leaving, back=watch.places),
-                            )
-                            return None
-                    if resizer.is_wanted and self.callbacks.asks_to_stop:
-                        resizer.give_up("a callback asked for the run's end")
-                        stopped = True
-                    if resizer.is_wanted and _stopped_early(gmis, resizer.is_shrinking):
-                        self.notes = (resizer.change(), *resizer.notes)
-                        return None
-                    resizer.give_up("the run came to its end first")
-                    resizer.settle()
-                    resumed = job.resume is not None and not self.last and not stopped
-                    if resumed and (message := nothing_left(job, folder)):
-                        screen.show({"kind": "note", "message": message})
+                self._show_notes(screen, notes)
+                end = self._train_by(gang, screen, Restarts(gang, self.folder, budget, policies))
         except HostLost as error:
             self.notes = self._drop_hosts(error)
             return None
         except GmiDrlError as error:
-            if isinstance(error, GmiDied):
-                ending = exit_text(error.exit_code, error.signal)
-                death_count = len(error.deaths)
-                policies.died(error.gmi_id, death_count, "raised" if error.error else ending)
-                policies.flush()
-            if isinstance(error, CallbackError):  # says nothing of the layout
-                raise
-            if self.cluster is not None and (ranks := self.cluster.untried):
-                host_lost = HostLost(f"a host that was taken in again does not train: {error}")
-                host_lost.ranks = ranks
-                self.notes = self._drop_hosts(host_lost)
-                return None
-            if resizer.job is not job:  # the GMIs had made room; only their clean-up failed
-                self.notes = (*self.notes, str(error))
-                return None
-            self.notes = (resizer.undo(error), *resizer.notes)
+            self.notes = self._notes_on(error, job)
             return None
-        return RunEnd("stopped" if stopped else "finished", gmis, traces())
+        return None if end is None else replace(end, traces=traces())
+
+    def _show_notes(self, screen: RunView, notes: Sequence[str]) -> None:
+        """Shows what there is to say before GMIs train, and has callbacks say theirs there."""
+        for line in notes:
+            screen.show({"kind": "note", "message": line})
+        for line in [] if self.cluster else overlaps(self.job.layout.topology):
+            _warn(screen, line)
+        self.callbacks.show_on(partial(_warn, screen))
+
+    def _train_by(self, gang: Gang, screen: RunView, restarts: Restarts) -> RunEnd | None:
+        """Trains by a gang; returns how it ended, or None if another layout is next."""
+        job, resizer = self.job, self.resizer
+        serving = ServingMetrics(job.layout, self.folder.path, lambda: memory_held(job))
+        cluster_watch = (
+            None if self.cluster is None else ClusterWatch(self.cluster, self.folder.path)
+        )
+        watches = self._watches(screen, cluster_watch)
+        records = _Records(gang, screen, serving, watches, self.last)
+        try:
+            stopped = _watch(job, records, restarts, resizer)
+        except GmiDied:  # perhaps because a device is lost
+            if warning := resizer.lose(gang):
+                _warn(screen, warning)
+            raise
+        self.restarts += restarts.count
+        gmis = list(gang.results().values())
+        close_all(gang, screen)
+        records.show()
+        wants_room = cluster_watch is not None and cluster_watch.wants_room
+        if self.callbacks.asks_to_stop and (wants_room or resizer.is_wanted):
+            resizer.give_up("a callback asked for the run's end")
+            stopped = True
+        if not stopped and self._makes_room(gang, gmis, cluster_watch):
+            return None
+        resizer.give_up("the run came to its end first")
+        resizer.settle()
+        resumed = job.resume is not None and not self.last and not stopped
+        if resumed and (message := nothing_left(job, self.folder)):
+            screen.show({"kind": "note", "message": message})
+        return RunEnd("stopped" if stopped else "finished", gmis)
+
+    def _watches(self, screen: RunView, cluster_watch: ClusterWatch | None) -> list[Watch]:
+        """Returns what looks at each record; PolicyLog is first, as it takes the lineage out."""
+        assert self.policies is not None
+        config, layout = self.job.config, self.job.layout
+        propose = self.resizer.propose if config.run.resize == "auto" else None
+        noise_watch = NoiseWatch(screen, self.folder, config, layout, propose)
+        watches: list[Watch] = [self.policies, self.resizer, noise_watch, self.callbacks]
+        watches += self._speed_watch(screen, propose)
+        return watches if cluster_watch is None else [*watches, cluster_watch]
+
+    def _makes_room(
+        self, gang: Gang, gmis: Sequence[Any], cluster_watch: ClusterWatch | None
+    ) -> bool:
+        """Turns to the next layout, if GMIs have ended to make room for one."""
+        resizer = self.resizer
+        wants_room = cluster_watch is not None and cluster_watch.wants_room
+        if cluster_watch is not None and wants_room and _stopped_early(gmis, is_shrinking=False):
+            cluster_watch.check_head()
+            gang.kill()  # agents end their launchers before others are started
+            why = cluster_watch.why  # by the hosts' names as they are before the change
+            hosts = self._rehost(lost=cluster_watch.leaving, back=cluster_watch.places)
+            self.notes = (why, *hosts)
+            return True
+        if resizer.is_wanted and _stopped_early(gmis, resizer.is_shrinking):
+            self.notes = (resizer.change(), *resizer.notes)
+            return True
+        return False
+
+    def _notes_on(self, error: GmiDrlError, job: Job) -> Sequence[str]:
+        """Turns back to an earlier layout after an error, or raises; returns notes.
+
+        `job` is what was trained by when it was raised.
+        """
+        assert self.policies is not None
+        if isinstance(error, GmiDied):
+            ending = exit_text(error.exit_code, error.signal)
+            death_count = len(error.deaths)
+            self.policies.died(error.gmi_id, death_count, "raised" if error.error else ending)
+            self.policies.flush()
+        if isinstance(error, CallbackError):  # says nothing of the layout
+            raise error
+        if self.cluster is not None and (ranks := self.cluster.untried):
+            host_lost = HostLost(f"a host that was taken in again does not train: {error}")
+            host_lost.ranks = ranks
+            return self._drop_hosts(host_lost)
+        if self.job is not job:  # the GMIs had made room; only their clean-up failed
+            return (*self.notes, str(error))
+        return (self.resizer.undo(error), *self.resizer.notes)
 
     def _drop_hosts(self, error: HostLost) -> Sequence[str]:
         """Goes on without lost hosts, as `cluster.on_loss` says, or raises; returns notes."""

@@ -45,7 +45,7 @@ class RunEnd:
 
     state: str
     gmis: list[Any]
-    traces: tuple[Path, ...]
+    traces: tuple[Path, ...] = ()
 
 
 def memory_held(job: Job) -> dict[str, list[int]]:
