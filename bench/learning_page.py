@@ -156,6 +156,9 @@ def _settings(record: dict[str, Any]) -> str:
         parts.append(f"rl.{optimizer}")
     if wrappers := settings.get("wrappers"):
         parts.append(f"wrappers {wrappers}")
+    task = TASKS[record["task"]]
+    if task.is_co_located and record["system"] == "ours":
+        parts.append(f"{task.gmis} GMIs, with such a batch and replay each")
     if record["system"] == "sb3":
         if not ppo:
             parts += [f"{key} {settings[key]}" for key in ("method", "descent", "trunk", "lam")]
