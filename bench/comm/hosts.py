@@ -21,6 +21,8 @@ Rows:
     2x2/276000B/trusted          us, by gloo among leaders; the ratio is the time by links over it
     3x1/276000B/100us/8x31.75ms  efficiency: time of the sleeps and one host's reductions over that
                                  of 3 hosts, or 2 or 4; `reduction_us` is what one reduction took
+    3x1/276000B/100us/8x31.75ms/bare
+                                 the same by bare sockets: what this machine lets any of them keep
     3x(1+1)/276000B/100us/8x31.75ms/1.25
                                  the same of 3 hosts with an agent each, whose sleeps are 1.25 times
                                  as long as all of its trainer's for a segment
@@ -32,6 +34,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import socket
 import statistics
 import sys
 import tempfile
@@ -48,6 +51,7 @@ from reduction import latency, medians
 from report import emit, emit_pairs
 
 from cluster import Cluster, Network, why_no_network
+from gmi_drl.comm.hosts.steps import all_reduce
 
 ANT_BYTES = 276_000
 HOSTS = (2, 3, 4)
@@ -119,11 +123,56 @@ def train(bucket: Any, reductions: int, sleep_s: float) -> float:
     return reducing_s / reductions
 
 
+class BareSockets:
+    """Sums by the same steps over tcp as it is: nothing is authenticated, encrypted or checked."""
+
+    def __init__(self, group: Any, numel: int) -> None:
+        import numpy as np
+
+        self.steps = all_reduce(group.rank, group.size, numel, 4)
+        self.vector = np.zeros(numel, np.float32)
+        self.received = np.zeros(numel, np.float32)
+        self.sockets: dict[int, socket.socket] = {}
+        with socket.create_server((group.spec.address, 0)) as server:
+            ports = group.bucket("ports", group.size)
+            ports.buffer.zero_()
+            ports.buffer[group.rank] = server.getsockname()[1]
+            ports.reduce("sum")
+            network = group.spec.address.rpartition(".")[0]
+            for peer in range(group.rank):  # those of higher ranks connect to those of lower ones
+                address = f"{network}.{peer + 1}", int(ports.result[peer])
+                self._join(peer, socket.create_connection(address, 60))
+                self.sockets[peer].sendall(bytes([group.rank]))
+            while len(self.sockets) < group.size - 1:
+                connection, _ = server.accept()
+                self._join(connection.recv(1)[0], connection)
+
+    def _join(self, peer: int, connection: socket.socket) -> None:
+        connection.settimeout(60)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)  # no send waits
+        self.sockets[peer] = connection
+
+    def reduce(self, _: str) -> None:
+        """Sums the vector over all hosts."""
+        for step in self.steps:
+            for peer, start, stop in step.sends:
+                self.sockets[peer].sendall(self.vector[start:stop].data)
+            for peer, start, stop in step.receives:
+                target = (self.received if step.adds else self.vector)[start:stop]
+                view, taken = memoryview(target).cast("B"), 0
+                while taken < len(view):
+                    taken += self.sockets[peer].recv_into(view[taken:])
+                if step.adds:
+                    self.vector[start:stop] += target
+
+
 def iterate(
-    group: Any, nbytes: int, reductions: int, sleep_s: float, iterations: int
+    group: Any, nbytes: int, reductions: int, sleep_s: float, iterations: int, is_bare: bool = False
 ) -> list[tuple[float, float]]:
     """Returns the seconds of each iteration, and the mean seconds of a reduction in it."""
-    bucket = group.bucket("gradient", nbytes // 4)
+    numel = nbytes // 4
+    bucket = BareSockets(group, numel) if is_bare else group.bucket("gradient", numel)
     durations = []
     for _ in range(iterations + 3):
         begin = time.monotonic()
@@ -223,6 +272,8 @@ def main() -> None:
             name = f"{ANT_BYTES}B/{delay_us}us/{reductions}x{sleep_s * 1e3:g}ms"
             if options.together:
                 emit_kept(f"{{}}x1/{name}", delay_us, iterate, arguments, fields)
+                bare = (*arguments, True)
+                emit_kept(f"{{}}x1/{name}/bare", delay_us, iterate, bare, fields)
             for factor in options.agents:
                 apart = (*arguments, factor * options.iteration_ms / 1e3)
                 emit_kept(f"{{}}x(1+1)/{name}/{factor:g}", delay_us, iterate_apart, apart, fields)
