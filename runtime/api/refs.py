@@ -111,6 +111,11 @@ class Slot:
                 return True
             return False
 
+    @property
+    def is_watched(self) -> bool:
+        """Returns whether somebody will be told when the answer is ready."""
+        return bool(self._watchers)
+
     def unwatch(self, watcher: Callable[[], None]) -> None:
         """Takes back `watch`."""
         with _lock:

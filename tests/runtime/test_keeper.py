@@ -91,7 +91,7 @@ def test_records_of_dead_actors_stay_until_they_are_fetched_and_ends_of_the_newe
         for name in names:
             keeper.rows[name] = row("DEAD")
             await keeper.ending(name, "it was stopped")
-        await keeper.emit("dead0", b"a record")
+        await keeper.emit("dead0", [b"a record"])
         await others(keeper, 30)
         reasons = [(await keeper.end_of(name))[0] for name in names]
         assert reasons == ["it was stopped", "", "", *["it was stopped"] * 3]

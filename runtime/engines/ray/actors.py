@@ -84,7 +84,7 @@ class Fate:
             error = packing.unpack_exception(packed.cause)
             cause = task_error(error, packed.traceback, f"{self._name}.__init__", packed.raised_s)
         pid = row.get("Pid") or (processes[-1][0] if processes else None)
-        reason = reason or text or nodes.death_text(row)
+        reason = reason or nodes.death_text(row, text)
         return ActorDiedError(self._name, pid, reason=reason, cause=cause)
 
 

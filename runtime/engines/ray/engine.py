@@ -35,7 +35,8 @@ from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, SpawnRequest
 
 from . import failures, nodes
 from .actors import Fate, RayActor, Target
-from .calls import ActorBuild, Call, part_of, to_value
+from .calls import ActorBuild, Call, Raised, part_of, to_value
+from .functions import Functions
 from .keeper import Value
 from .streams import GeneratorStream
 
@@ -43,6 +44,12 @@ KEEPER: Final = "gmi-drl keeper"
 _POLL_S: Final = 0.05  # between two checks whether an actor has ended
 _LISTEN_S: Final = 1.0  # between two checks whether a thread still has to wait
 _FETCH_S: Final = 30.0  # beyond the deadline, for a value that is there, on another host
+
+
+@functools.cache
+def _remote(function_or_class: Any) -> Any:
+    """Returns what Ray calls it by; Ray sends it to the cluster once for each of these."""
+    return ray.remote(function_or_class)
 
 
 class Entry:
@@ -69,7 +76,7 @@ class RayEngine:
         self._lock = threading.RLock()  # a collected reference may be released while it is held
         self._entries: dict[bytes, Entry] = {}
         self._streams: dict[bytes, GeneratorStream] = {}  # by the id of the generator's call
-        self._functions: dict[bytes, Any] = {}  # Ray's references of what was packed here
+        self.functions = Functions()  # Ray's references of what was packed here
         self._actors: weakref.WeakValueDictionary[bytes, RayActor] = weakref.WeakValueDictionary()
         self._deaths: weakref.WeakKeyDictionary[Slot, Fate] = weakref.WeakKeyDictionary()
         self._feasible: set[tuple[Any, ...]] = set()
@@ -134,6 +141,12 @@ class RayEngine:
         """Returns what has to travel beside a value that holds these references."""
         with self._lock:
             entries = {id: self._entries[id] for id in mentioned}
+        for entry in entries.values():
+            if isinstance(entry.thing, ray.ObjectRefGenerator):
+                raise NotOnThisEngine(
+                    f"the generator of {entry.slot.call} can be read by its caller only, on engine "
+                    "ray. Send what it yields."
+                )
         return {id: (entry.thing, entry.slot.call, entry.actor) for id, entry in entries.items()}
 
     def want(self, slots: Sequence[Slot], values: bool) -> None:
@@ -177,6 +190,8 @@ class RayEngine:
             for slot in list(slots.values()):
                 if slot.done:
                     del slots[id(slot)]
+                elif not slot.is_watched:  # `get` waits for one after the other
+                    continue
                 elif slot in self._deaths:
                     must_look = not self._check_death(slot) or must_look
                 else:
@@ -253,6 +268,8 @@ class RayEngine:
             entry = self._entries[slot.id]
         try:
             value = ray.get(entry.thing, timeout=limit_s)
+            if isinstance(value[0], Raised):
+                raise value[0]
         except ray.exceptions.GetTimeoutError:
             raise GetTimeoutError(
                 f"get timed out: {slot.call} has answered, but {_FETCH_S:g} s after the deadline "
@@ -273,8 +290,11 @@ class RayEngine:
             )
 
     def add_function(self, id: bytes, name: str, body: bytes) -> None:
-        if id not in self._functions:
-            self._functions[id] = ray.put(body)
+        reference = self.functions.get(id)
+        if reference is None:
+            reference = ray.put(body)
+            self.functions.keep(id, reference, len(body))
+        self._local.function = id, reference  # of the call that this thread submits next
 
     def submit(self, task: TaskSpec) -> list[Slot]:
         """Submits a call; returns the slots of its results, each counted as one reference."""
@@ -322,17 +342,18 @@ class RayEngine:
         from .process import run_task, run_task_streaming
 
         chosen: TaskOptions = task.options
-        function = run_task_streaming if task.returns == STREAMING else run_task
+        function = _remote(run_task_streaming if task.returns == STREAMING else run_task)
         returns = {"num_returns": task.returns} if task.returns > 1 else {}
-        remote = ray.remote(function).options(
+        remote = function.options(
             name=task.name, num_cpus=chosen.num_cpus, num_gpus=chosen.num_gpus,
             resources=dict(chosen.resources), max_retries=chosen.max_retries,
             scheduling_strategy=nodes.strategy(chosen.host), **returns,
         )  # fmt: skip
-        retries = chosen.max_retries, packing.pack_plain(chosen.retry_exceptions)
-        assert isinstance(call.function, bytes)
-        body = [self._functions[call.function]]  # in a list, so that Ray does not send its value
-        return remote.remote(call, retries, body, *things)
+        retries = packing.pack_plain(chosen.retry_exceptions), chosen.max_retries
+        id, reference = self._local.__dict__.pop("function")
+        assert id == call.function
+        # In a list, so that Ray does not send its value; it lives until no attempt can need it.
+        return remote.remote(call, retries, [reference], *things)
 
     def _keep(self, slots: Sequence[Slot], things: Sequence[Any], actor: str) -> None:
         with self._lock:
@@ -404,7 +425,7 @@ class RayEngine:
         )  # fmt: skip
         shell = AsyncShell if is_async else Shell
         groups = {"concurrency_groups": dict(options.concurrency_groups)}
-        remote = ray.remote(**groups)(shell) if options.concurrency_groups else ray.remote(shell)
+        remote = ray.remote(**groups)(shell) if options.concurrency_groups else _remote(shell)
         # One thread is what Ray sets by itself; any other environment takes a new process.
         environment = dict(options.env)
         if request.num_threads > 1:
@@ -467,7 +488,7 @@ class RayEngine:
         except ValueError:
             names = [known for space, known in self._request_names() if space == namespace]
             raise ValueError(
-                f"no living actor is named {name!r} in the namespace {namespace!r}. There are: "
+                f"no actor is named {name!r} in namespace {namespace!r}. There are: "
                 f"{', '.join(names) or 'none'}."
             ) from None
         deadline_s = time.monotonic() + _FETCH_S

@@ -128,10 +128,10 @@ class Keeper:
         ledger = self._recorded(actor)
         return ledger.reason, ledger.failure, ledger.processes
 
-    async def emit(self, actor: str, record: bytes) -> None:
+    async def emit(self, actor: str, records: list[bytes]) -> None:
         ledger = self._ledger(actor)
-        ledger.records.append(record)
-        if len(ledger.records) > RECORDS_KEPT:
+        ledger.records.extend(records)
+        while len(ledger.records) > RECORDS_KEPT:
             ledger.records.popleft()
             ledger.dropped += 1
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from gmi_drl.runtime.driver.unretrieved_errors import NOBODY
 from gmi_drl.runtime.errors import ActorRuntimeError, OutOfResources
 
 from .probe import probe
@@ -223,20 +224,27 @@ def is_dead_for_good(row: Mapping[str, Any], restarts: bool) -> bool:
     It may be started again, if it `restarts`, for a result that was lost, when nobody has a handle
     of it any more.
     """
+    return row.get("State") == "DEAD" and not (restarts and _has_died_of(row, "OUT_OF_SCOPE"))
+
+
+def death_text(row: Mapping[str, Any], text: str) -> str:
+    """Returns why an actor has died, in Ray's words, such as `text`, unless nobody needed it."""
+    if _has_died_of(row, "OUT_OF_SCOPE", "REF_DELETED"):
+        return NOBODY
+    cause = row.get("DeathCause")
+    field = cause.WhichOneof("context") if cause is not None else None
+    context = getattr(cause, field) if field else None
+    return text or str(getattr(context, "error_message", "")) or "Ray does not say why"
+
+
+def _has_died_of(row: Mapping[str, Any], *reasons: str) -> bool:
+    """Tells whether an actor is dead for one of these reasons, as Ray names them."""
     from ray.core.generated.common_pb2 import ActorDiedErrorContext
 
     if row.get("State") != "DEAD":
         return False
-    reason = row["DeathCause"].actor_died_error_context.reason
-    return not restarts or bool(reason != ActorDiedErrorContext.OUT_OF_SCOPE)
-
-
-def death_text(row: Mapping[str, Any]) -> str:
-    """Returns why an actor has died, in Ray's words."""
-    cause = row.get("DeathCause")
-    field = cause.WhichOneof("context") if cause is not None else None
-    context = getattr(cause, field) if field else None
-    return str(getattr(context, "error_message", "")) or "Ray does not say why"
+    number = row["DeathCause"].actor_died_error_context.reason
+    return number in [getattr(ActorDiedErrorContext, reason) for reason in reasons]
 
 
 def is_running(pid: int) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
+import functools
 import inspect
 import itertools
 import os
@@ -29,11 +30,13 @@ from gmi_drl.runtime.wire import packing
 from . import nodes
 from .calls import ActorBuild, Call, Raised, part_of
 from .engine import RayEngine
+from .functions import Functions
 from .keeper import JournaledCall, Value
 
 _STOP_POLL_S: Final = 0.1  # between two questions whether the launcher has asked for an end
+_RECORDS_S: Final = 0.05  # for which records wait for others, to be sent with them
 _ANSWERS_KEPT: Final = 1000  # of replayed calls, whose callers may not have had them
-_functions: dict[bytes, Any] = {}
+_functions = Functions()
 worker.hide_frames_of(__file__)
 
 
@@ -49,21 +52,22 @@ def _engine(namespace: str) -> RayEngine:
     return engine
 
 
-def run_task(call: Call, retries: tuple[int, bytes], body: Sequence[Any], *inputs: Value) -> Any:
+def run_task(call: Call, retries: tuple[bytes, int], body: Sequence[Any], *inputs: Value) -> Any:
     """Runs one call of a function."""
     engine = _engine(call.namespace)
     with _task(engine, call, body, inputs) as (function, args, kwargs):
-        limit, errors = retries[0], packing.unpack(retries[1])
-        return _to_values(engine, call, _evaluate(function, args, kwargs, errors, limit))
+        should_retry = functools.partial(_should_retry, call, *retries)
+        return _to_values(engine, call, _evaluate(call, function, args, kwargs, should_retry))
 
 
 def run_task_streaming(
-    call: Call, retries: tuple[int, bytes], body: Sequence[Any], *inputs: Value
+    call: Call, retries: tuple[bytes, int], body: Sequence[Any], *inputs: Value
 ) -> Iterator[Value]:
     """Runs one call of a generator, and gives what it yields on the way."""
     engine = _engine(call.namespace)
     with _task(engine, call, body, inputs) as (function, args, kwargs):
-        for item in function(*args, **kwargs):
+        should_retry = functools.partial(_should_retry, call, *retries)
+        for item in _items(function, args, kwargs, should_retry):
             yield _to_value(engine, call, item)
 
 
@@ -83,13 +87,15 @@ def _task(
     try:
         args, kwargs = _arguments(engine, call, inputs)
         assert isinstance(call.function, bytes)
-        if call.function not in _functions:
+        called = _functions.get(call.function)
+        if called is None:
             code = ray.get(body[0])
-            _functions[call.function] = packing.unpack(code, f"the function {call.name}")
+            called = packing.unpack(code, f"the function {call.name}")
+            _functions.keep(call.function, called, len(code))
         _enter(call)
         handler = signal.signal(signal.SIGINT, interrupt) if in_main else None
         try:
-            yield _functions[call.function], args, kwargs
+            yield called, args, kwargs
         finally:
             if in_main:
                 signal.signal(signal.SIGINT, handler)
@@ -99,7 +105,7 @@ def _task(
     except BaseException as error:
         if interrupted and isinstance(error, TaskCancelledError):
             raise KeyboardInterrupt from None  # by which Ray knows that it was cancelled
-        raise Raised(worker.call_failure(error)) from None
+        raise _raised(error) from None
     finally:
         engine.adopt({})
 
@@ -133,6 +139,9 @@ def _arguments(engine: RayEngine, call: Call, inputs: Sequence[Value]) -> tuple[
     body: packing.Part = call.arguments
     if call.arguments_stored:
         body, inputs = part_of(inputs[0]), inputs[1:]
+    for value in inputs:
+        if isinstance(value[0], Raised):  # one of several results, which was not given
+            raise value[0]
     if not len(body):
         return (), {}
 
@@ -144,32 +153,75 @@ def _arguments(engine: RayEngine, call: Call, inputs: Sequence[Value]) -> tuple[
     return args, kwargs
 
 
-def _evaluate(function: Callable[..., Any], args: Any, kwargs: Any, errors: Any, limit: int) -> Any:
-    """Calls a function, again if it raises what is `wanted`, at most `limit` times."""
+def _evaluate(
+    call: Call, function: Callable[..., Any], args: Any, kwargs: Any,
+    should_retry: Callable[[Exception], bool],
+) -> Any:  # fmt: skip
+    """Calls a function, as often as it should be; returns its result.
+
+    Of a generator that raises, and has to give several results, it returns what it has yielded, and
+    the exception in place of the others.
+    """
     while True:
+        yielded: list[Any] = []
         try:
             value = function(*args, **kwargs)
-            return list(value) if inspect.isgenerator(value) else value
+            if not inspect.isgenerator(value):
+                return value
+            yielded.extend(value)
+            return yielded
         except Exception as error:
-            if not _should_retry(error, errors, limit):
+            if should_retry(error):
+                continue
+            if call.returns <= 1 or not yielded:
+                raise
+            missing = max(0, call.returns - len(yielded))
+            return yielded[: call.returns] + [_raised(error)] * missing
+
+
+def _items(
+    function: Callable[..., Any], args: Any, kwargs: Any, should_retry: Callable[[Exception], bool]
+) -> Iterator[Any]:
+    """Yields what a generator yields; one that is begun again, what it has not yielded before."""
+    given = 0
+    while True:
+        try:
+            for number, item in enumerate(function(*args, **kwargs), 1):
+                if number > given:
+                    given = number
+                    yield item
+            return
+        except Exception as error:
+            if not should_retry(error):
                 raise
 
 
-def _should_retry(error: Exception, errors: Any, limit: int) -> bool:
-    """Tells whether a call that raised this is made again, as its next attempt."""
-    errors = (Exception,) if errors is True else errors or ()
+def _should_retry(call: Call, errors: Any, limit: int, error: Exception) -> bool:
+    """Tells whether a call that raised this is made again, as its next attempt.
+
+    `errors` are the exceptions that allow it, packed if the process may not know their classes.
+    """
     context = call_context.context()
-    if isinstance(error, TaskCancelledError) or not isinstance(error, errors):
+    if isinstance(error, TaskCancelledError) or 0 <= limit <= context.attempt:
         return False
-    if 0 <= limit <= context.attempt:
+    if isinstance(errors, bytes):
+        errors = packing.unpack(errors, f"the retry_exceptions of {call.name}")
+    if not isinstance(error, (Exception,) if errors is True else tuple(errors or ())):
         return False
     call_context.enter(dataclasses.replace(context, attempt=context.attempt + 1))
     return True
 
 
+def _raised(error: BaseException) -> Raised:
+    """Returns what carries an exception to the caller."""
+    return error if isinstance(error, Raised) else Raised(worker.call_failure(error))
+
+
 def _to_value(engine: RayEngine, call: Call, value: Any) -> Value:
     if value is None:
         return b"", {}
+    if isinstance(value, Raised):
+        return value, {}
     return engine.to_value(packing.pack(value, f"the result of {call.name}"))
 
 
@@ -192,9 +244,33 @@ class _Process:
     def __init__(self, engine: RayEngine, actor: str) -> None:
         self._engine, self._actor = engine, actor
         self._stop, self._looked_s = False, 0.0
+        self._lock = threading.Lock()
+        self._records: list[bytes] = []  # that were not sent yet
+        self._sent: Any = None  # Ray's reference of the keeper's answer to those sent last
 
     def post_record(self, record: bytes) -> None:
-        self._engine.keeper.emit.remote(self._actor, record)
+        with self._lock:
+            self._records.append(record)
+            if len(self._records) > 1:
+                return
+        timer = threading.Timer(_RECORDS_S, self._send_records)
+        timer.daemon = True
+        timer.start()
+
+    def _send_records(self) -> None:
+        with self._lock:
+            if self._records:
+                self._sent = self._engine.keeper.emit.remote(self._actor, self._records)
+                self._records = []
+
+    def told(self) -> Any:
+        """Sends what was not sent; returns Ray's reference of its arrival, None if it was nothing.
+
+        A call is answered after that, so that its records are there when its result is.
+        """
+        self._send_records()
+        sent, self._sent = self._sent, None
+        return sent
 
     def stop_requested(self) -> bool:
         now_s = time.monotonic()
@@ -223,15 +299,16 @@ class _Shell:
         self._id = str(ray.get_runtime_context().get_actor_id())
         self._counting = threading.Lock()
         self._answers: collections.OrderedDict[bytes, tuple[bool, Any]] = collections.OrderedDict()
-        worker.enter(_Process(engine, self._id))
+        self._process = _Process(engine, self._id)
+        worker.enter(self._process)
         try:
             self._start(call, inputs)
         except SystemExit:
             raise
         except BaseException as error:
-            failure = worker.call_failure(error)
-            engine.ask_keeper("failed", self._id, failure)
-            raise Raised(failure) from None
+            raised = _raised(error)
+            engine.ask_keeper("failed", self._id, raised.failure)
+            raise raised from None
 
     def _start(self, call: Call, inputs: Sequence[Value]) -> Sequence[JournaledCall]:
         """Builds the object; returns the calls that have to be run again."""
@@ -282,6 +359,8 @@ class _Shell:
         group = self._option(call, "concurrency_group")
         if group and group not in self._build.concurrency_groups:
             raise ValueError(no_group(call.name, group, self._build))
+        if group and threading.current_thread() is not threading.main_thread():
+            threading.current_thread().name = f"{group} of {self._build.name}"
         assert isinstance(call.function, str)
         for base in cls.__mro__:  # attributes of the instance do not count
             if call.function in base.__dict__:
@@ -297,16 +376,13 @@ class _Shell:
             method_options(getattr(type(self._instance), str(call.function), None)), name
         )
 
-    def _retries(self, call: Call) -> tuple[Any, int]:
-        """Returns the exceptions after which a method is called again, and how often."""
-        errors = self._option(call, "retry_exceptions")
-        if isinstance(errors, bytes):
-            errors = packing.unpack(errors, f"the retry_exceptions of {call.name}")
+    def _should_retry(self, call: Call, error: Exception) -> bool:
+        """Tells whether a method that raised this is called again."""
         limit = self._option(call, "max_task_retries")
         if limit is None:
             limit = self._build.max_task_retries
             limit = METHOD_RETRIES if limit < 0 else limit
-        return errors, limit
+        return _should_retry(call, self._option(call, "retry_exceptions"), limit, error)
 
     def _checkpoint_due(self) -> bool:
         interval = self._build.checkpoint_every
@@ -367,14 +443,15 @@ class Shell(_Shell):
         """Runs one call of a generator, and gives what it yields on the way."""
         try:
             method, args, kwargs = self._begin(call, inputs, False)
-            for item in method(*args, **kwargs):
+            for item in _items(method, args, kwargs, functools.partial(self._should_retry, call)):
                 yield _to_value(self._engine, call, item)
         except (SystemExit, GeneratorExit):
             raise
         except BaseException as error:
-            raise Raised(worker.call_failure(error)) from None
+            raise _raised(error) from None
         finally:
             self._engine.adopt({})
+            self._wait_for_records()
             if self._is_journaled:
                 journaled = JournaledCall(dataclasses.replace(call, inputs=()), call.inputs)
                 self._since += 1
@@ -386,16 +463,22 @@ class Shell(_Shell):
         """Runs a call: (True, its packed result) or (False, what it raised)."""
         try:
             method, args, kwargs = self._begin(call, inputs, replayed)
-            value = _evaluate(method, args, kwargs, *self._retries(call))
+            should_retry = functools.partial(self._should_retry, call)
+            value = _evaluate(call, method, args, kwargs, should_retry)
             if call.returns == STREAMING:
                 return True, None
             return True, _to_values(self._engine, call, value)
         except SystemExit:
             raise
         except BaseException as error:
-            return False, Raised(worker.call_failure(error))
+            return False, _raised(error)
         finally:
             self._engine.adopt({})
+            self._wait_for_records()
+
+    def _wait_for_records(self) -> None:
+        if (told := self._process.told()) is not None:
+            ray.get(told)
 
 
 class AsyncShell(_Shell):
@@ -422,19 +505,21 @@ class AsyncShell(_Shell):
         except (SystemExit, GeneratorExit):
             raise
         except BaseException as error:
-            raise Raised(worker.call_failure(error)) from None
+            raise _raised(error) from None
+        finally:
+            await self._wait_for_records()
 
     async def _answer(self, call: Call, inputs: Sequence[Value]) -> tuple[bool, Any]:
         try:
             method, args, kwargs = self._begin(call, inputs, False)
-            errors, limit = self._retries(call)
+            should_retry = functools.partial(self._should_retry, call)
             while True:
                 try:
-                    value = method(*args, **kwargs)
+                    value = _evaluate(call, method, args, kwargs, should_retry)
                     value = await value if inspect.isawaitable(value) else value
                     return True, _to_values(self._engine, call, value)
                 except Exception as error:
-                    if not _should_retry(error, errors, limit):
+                    if not should_retry(error):
                         raise
         except SystemExit:
             ray.actor.exit_actor()
@@ -442,7 +527,13 @@ class AsyncShell(_Shell):
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            return False, Raised(worker.call_failure(error))
+            return False, _raised(error)
+        finally:
+            await self._wait_for_records()
+
+    async def _wait_for_records(self) -> None:
+        if (told := self._process.told()) is not None:
+            await told
 
 
 def _value_or_raise(answer: tuple[bool, Any]) -> Any:
