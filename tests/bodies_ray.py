@@ -22,3 +22,10 @@ class Journal:
 
     def restore(self, total):
         self.total = total
+
+
+def bytes_of_functions():
+    """How large the functions are that this process keeps."""
+    from gmi_drl.runtime.engines.ray import process
+
+    return process._functions.nbytes

@@ -1,35 +1,33 @@
 """A runtime for the tests of a file; those about starting and ending it have their own.
 
-With GMI_DRL_TEST_ENGINE=ray in the environment it is one on a Ray cluster for all of them.
+With GMI_DRL_TEST_ENGINE=ray in the environment it is one on a Ray cluster, and `runtime_engines.py`
+says what is different there.
 """
 
 import gc
-import os
 import time
+from pathlib import Path
 
 import pytest
 
+import runtime_engines
 from bodies_tasks import until
 from gmi_drl import runtime
 from gmi_drl.runtime.api import session
+from runtime_engines import ON_RAY, begin
 
-ON_RAY = os.environ.get("GMI_DRL_TEST_ENGINE") == "ray"
 
-
-@pytest.fixture(scope="session")
-def _on_ray():
-    runtime.init(engine="ray", address="local", num_cpus=2, object_store_bytes=256 << 20)
-    yield
-    runtime.shutdown()
+def pytest_collection_modifyitems(items):
+    if ON_RAY:
+        for item in items:
+            different = runtime_engines.DIFFERENT.get(Path(item.path).name, {})
+            if reason := different.get(item.name) or different.get(item.originalname):
+                item.add_marker(pytest.mark.skip(reason=f"engine ray: {reason}"))
 
 
 @pytest.fixture(scope="module")
-def running(request):
-    if ON_RAY:
-        request.getfixturevalue("_on_ray")
-        yield
-        return
-    runtime.init()
+def running():
+    begin()
     yield
     runtime.shutdown()
 
@@ -49,12 +47,8 @@ def start(running):
 
 
 @pytest.fixture(scope="module")
-def _two_cpus_for_all(request):
-    if ON_RAY:
-        request.getfixturevalue("_on_ray")
-        yield
-        return
-    runtime.init(num_cpus=2, object_store_bytes=256 << 20)
+def _two_cpus_for_all():
+    begin(num_cpus=2, object_store_bytes=256 << 20)
     yield
     runtime.shutdown()
 
@@ -62,16 +56,8 @@ def _two_cpus_for_all(request):
 @pytest.fixture
 def shared(_two_cpus_for_all):
     """A runtime with two CPUs, one for many tests of a file; nothing may be held after each."""
-    if ON_RAY:
-        entries = session.driver()._entries
-        before = set(entries)
-        yield session.driver()
-        until(
-            lambda: set(entries) <= before, "nothing held", 10, lambda: str(set(entries) - before)
-        )
-        return
     if not runtime.is_initialized():
-        runtime.init(num_cpus=2, object_store_bytes=256 << 20)
+        begin(num_cpus=2, object_store_bytes=256 << 20)
     yield session.driver()
     try:
         nothing_held()
@@ -84,7 +70,7 @@ def shared(_two_cpus_for_all):
 def stopped():
     """No runtime, before the test and after it."""
     if ON_RAY:
-        pytest.skip("engine ray: the cluster is one for all tests")
+        pytest.skip("engine ray: the test starts engine local")
     runtime.shutdown()
     yield
     runtime.shutdown()
@@ -93,6 +79,9 @@ def stopped():
 def nothing_held():
     """Waits until the tables of the runtime are empty, and fails if they do not become so."""
     driver = session.driver()
+    if ON_RAY:
+        nothing_held_on_ray(driver._entries)
+        return
     references = driver.objects.references
 
     def living():
@@ -130,3 +119,14 @@ def nothing_held():
         else:
             gc.collect()  # a full one takes long
         until(empty, f"no {name} left", 2, left)
+
+
+def nothing_held_on_ray(entries):
+    """Waits until this process has no reference and no handle."""
+
+    def empty():
+        if entries:
+            gc.collect()
+        return not entries
+
+    until(empty, "nothing held", 10, lambda: str({e.slot.call: e.count for e in entries.values()}))

@@ -9,13 +9,14 @@ import pytest
 import bodies_tasks as bodies
 from gmi_drl import runtime
 from gmi_drl.runtime.driver.gpus import Gpus
+from runtime_engines import begin
 
 LONG = timedelta(seconds=60)
 
 
 @pytest.fixture(scope="module")
 def _with_gpus():
-    runtime.init(num_cpus=4, num_gpus=2, resources={"license": 3})
+    begin(num_cpus=4, num_gpus=2, resources={"license": 3})
     yield
     runtime.shutdown()
 

@@ -9,7 +9,7 @@ import pytest
 
 from bodies_runtime import Probe
 from gmi_drl import runtime
-from gmi_drl.runtime.api import session
+from runtime_engines import held
 
 LONG = timedelta(seconds=30)
 
@@ -117,7 +117,7 @@ def test_results_that_nobody_fetches_are_dropped(start):
     runtime.get(actor.add.remote(), LONG)
     gc.collect()
     runtime.get(actor.add.remote(), LONG)
-    assert len(session.driver().objects.slots) < 10
+    assert len(held()) < 10
 
 
 @pytest.mark.parametrize("length", [0, 1, 511, 512, 40_000, 8 << 20])

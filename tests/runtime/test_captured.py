@@ -9,8 +9,8 @@ import pytest
 
 import bodies_tasks as bodies
 from gmi_drl import runtime
-from gmi_drl.runtime.api import session
 from killers import lose
+from runtime_engines import held
 
 LONG = timedelta(seconds=60)
 
@@ -20,12 +20,6 @@ def by_value(source, **variables):
     namespace = {"__name__": "__main__", "runtime": runtime, **variables}
     exec(source, namespace)
     return namespace["defined"]
-
-
-def alive(id):
-    driver = session.driver()
-    driver.post(int)  # what was dropped is looked at with the next command
-    return id in driver.objects.slots
 
 
 def test_a_function_uses_a_reference_of_its_closure(shared):
@@ -74,7 +68,7 @@ def test_what_a_function_captures_lives_as_long_as_the_function_and_no_longer(sh
     first = None  # the pickled function, which is what is called, still refers to it
     assert runtime.get(call.remote(2), LONG) == 50_002
     del uses, call
-    bodies.until(lambda: not alive(id), "the end of what it captured")
+    bodies.until(lambda: id not in held(), "the end of what it captured")
 
 
 def test_a_call_on_its_way_keeps_what_its_function_captures(shared, tmp_path):

@@ -7,7 +7,6 @@ import pytest
 
 import bodies_tasks as bodies
 from gmi_drl import runtime
-from gmi_drl.runtime.api import session
 from gmi_drl.runtime.util import list_named_actors
 from gmi_drl.runtime.util.state import list_actors
 
@@ -91,9 +90,8 @@ def test_a_name_is_free_as_soon_as_its_actor_is_to_end(shared):
     for _ in range(5):
         actor = counter(name="brief", get_if_exists=True)
         assert runtime.get(actor.add.remote(), LONG) == 1
-        name = ("default", "brief")
         del actor
-        bodies.until(lambda name=name: name not in session.driver().actors.names, "a free name")
+        bodies.until(lambda: not list_named_actors(), "a free name")
 
 
 def test_arguments_of_an_actor_whose_name_was_taken_are_not_kept(shared):

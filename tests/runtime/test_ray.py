@@ -3,6 +3,7 @@
 Those marked `on_ray` need the cluster, and run in the process that `test_behaviour_on_ray` starts.
 """
 
+import ast
 import glob
 import os
 import subprocess
@@ -14,26 +15,48 @@ import pytest
 
 import bodies_ray
 import fake_ray
-from bodies_tasks import until
+import runtime_engines
+from bodies_tasks import closure, until
 from gmi_drl import runtime
+from gmi_drl.runtime.api import session
+from gmi_drl.runtime.driver.function_table import KEPT_BYTES
+from runtime_engines import ON_RAY
 
-ON_RAY = os.environ.get("GMI_DRL_TEST_ENGINE") == "ray"
+HERE = Path(__file__).parent
 on_ray = pytest.mark.skipif(not ON_RAY, reason="needs the cluster of test_behaviour_on_ray")
 before_one = pytest.mark.skipif(ON_RAY, reason="engine ray runs already")
 
 
 @pytest.mark.slow
 @before_one
-@pytest.mark.timeout(600)
-def test_behaviour_on_ray():
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("file", [Path(__file__).name, *runtime_engines.FILES])
+def test_behaviour_on_ray(file):
     pytest.importorskip("ray")
     before = set(glob.glob("/tmp/gmi-drl-ray-*"))
     environment = {**os.environ, "GMI_DRL_TEST_ENGINE": "ray"}
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", __file__]
-    command += ["-W", "ignore::ResourceWarning"]  # Ray leaves files and processes to the collector
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider"]
+    command += [
+        str(HERE / file),
+        "-W",
+        "ignore::ResourceWarning",
+    ]  # Ray leaves files and processes to the collector
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert set(glob.glob("/tmp/gmi-drl-ray-*")) <= before  # nothing is left of the cluster
+
+
+@before_one
+def test_the_table_of_differences_is_of_tests_that_exist_and_of_what_is_documented():
+    documented = (HERE.parents[1] / "docs" / "hosts.md").read_text()
+    for file, different in runtime_engines.DIFFERENT.items():
+        assert file in runtime_engines.FILES
+        nodes = ast.parse((HERE / file).read_text()).body
+        tests = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+        for test, difference in different.items():
+            assert test.partition("[")[0] in tests, f"{file} has no {test}"
+            assert difference == runtime_engines.LOOKS or difference in documented
+    assert all((HERE / file).exists() for file in runtime_engines.FILES)
 
 
 @pytest.mark.slow
@@ -142,6 +165,19 @@ def test_what_ray_does_not_have_is_named(running):
     ):
         with pytest.raises(runtime.NotOnThisEngine, match="engine ray"):
             call()
+
+
+@on_ray
+def test_functions_are_not_kept_for_ever_and_can_be_called_again(running):
+    number, nbytes = 2 * KEPT_BYTES >> 20, 1 << 20
+    kept = runtime.remote(closure(99, nbytes))
+    refs = [kept.remote()]
+    refs += [runtime.remote(closure(i, nbytes)).remote() for i in range(number)]
+    assert [value[0] for value in runtime.get(refs, 120)] == [99, *range(number)]
+    assert session.driver().functions.nbytes <= KEPT_BYTES
+    assert runtime.get(kept.remote(), 60)[0] == 99
+    known = [runtime.remote(bodies_ray.bytes_of_functions).remote() for _ in range(4)]
+    assert max(runtime.get(known, 60)) <= KEPT_BYTES
 
 
 @on_ray

@@ -6,13 +6,16 @@ import pytest
 
 import bodies_tasks as bodies
 from gmi_drl import runtime
+from runtime_engines import begin
 
 LONG = timedelta(seconds=30)
 
 
-@pytest.fixture
-def machine(stopped):
-    runtime.init(num_cpus=2, num_gpus=1, resources={"arm": 1}, object_store_bytes=64 << 20)
+@pytest.fixture(scope="module")
+def machine():
+    begin(num_cpus=2, num_gpus=1, resources={"arm": 1}, object_store_bytes=80 << 20)
+    yield
+    runtime.shutdown()
 
 
 def task(function, **options):

@@ -1,0 +1,78 @@
+"""Starts the engine that is tested, and says what is different on Ray: one table for all tests.
+
+With GMI_DRL_TEST_ENGINE=ray in the environment tests run on a Ray cluster of this host.
+"""
+
+import os
+
+from gmi_drl import runtime
+from gmi_drl.runtime.api import session
+
+ON_RAY = os.environ.get("GMI_DRL_TEST_ENGINE") == "ray"
+
+
+def begin(**options):
+    """Starts a runtime on the engine that is tested."""
+    if ON_RAY:
+        cluster = {"engine": "ray", "address": "local", "object_store_bytes": 256 << 20}
+        options = {"num_cpus": 2, **cluster, **options}
+    runtime.init(**options)
+
+
+def held():
+    """Returns the ids of the objects and actors that this process holds."""
+    driver = session.driver()
+    if ON_RAY:
+        return set(driver._entries)
+    driver.post(int)  # what was dropped is looked at with the next command
+    return set(driver.objects.slots)
+
+
+# What is different. LOOKS is about the test; each of the others is a row of docs/hosts.md.
+LOOKS = "looks into engine local"
+ATTEMPT = "the attempt of a task"
+CALLED_AGAIN = "what replayed calls call is not called again"
+GENERATOR = "a generator as argument, or in a value"
+HOW_IT_DIED = "how a process died"
+RUNNING_METHOD = "`cancel` of a method that runs"
+STACKS = "`write_stacks`"
+
+# The files of tests/runtime that run on both engines.
+FILES = (
+    "test_actors.py", "test_errors.py", "test_generators.py", "test_methods.py", "test_tasks.py",
+)  # fmt: skip
+
+# file: {test: what is different}; the name of a test with or without its parameters
+DIFFERENT = {
+    "test_actors.py": {
+        "test_an_actor_that_is_found_by_its_name_in_time_does_not_end": LOOKS,
+        "test_calls_of_a_dead_actor_fail_at_once_with_the_cause": HOW_IT_DIED,
+        "test_an_actor_with_threads_can_leave_and_cuts_its_other_calls_off": HOW_IT_DIED,
+        "test_an_async_actor_can_leave": HOW_IT_DIED,
+    },
+    "test_errors.py": {
+        "test_exit_in_init": HOW_IT_DIED,
+        "test_a_death_is_named": HOW_IT_DIED,
+        "test_exit_with_a_text_prints_it": HOW_IT_DIED,
+        "test_a_process_at_work_writes_its_stacks_and_one_that_is_stopped_does_not": STACKS,
+        "test_the_last_forty_lines_of_the_log_are_in_the_error": HOW_IT_DIED,
+        "test_death_can_be_waited_for": HOW_IT_DIED,
+    },
+    "test_generators.py": {
+        "test_a_task_that_waited_for_a_generator_takes_its_cpu_back": LOOKS,
+    },
+    "test_methods.py": {
+        "test_a_cancelled_method_is_not_retried": RUNNING_METHOD,
+        "test_an_actor_that_had_retried_is_rebuilt_to_the_same_state": CALLED_AGAIN,
+    },
+    "test_tasks.py": {
+        "test_functions_are_not_kept_for_ever_and_can_be_called_again": LOOKS,
+        "test_a_function_that_cannot_be_read_fails_its_calls": LOOKS,
+        "test_a_generator_can_be_read_where_it_was_not_started": GENERATOR,
+        "test_a_task_whose_worker_dies_is_run_again_three_times": ATTEMPT,
+        "test_those_that_waited_behind_a_dying_task_lose_no_attempt": ATTEMPT,
+        "test_the_ids_of_what_a_task_calls_are_the_same_when_it_is_run_again": CALLED_AGAIN,
+        "test_a_class_that_cannot_be_imported_may_be_what_is_tried_again": LOOKS,
+        "test_what_died_and_is_begun_again_finds_the_answers_that_it_had": CALLED_AGAIN,
+    },
+}  # fmt: skip
