@@ -90,6 +90,8 @@ def cluster(hosts):
     from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
     ctypes.CDLL(None).prctl(_SUBREAPER, 1)
+    # By Ray's own, 15, agents and all that they start do next to nothing on a busy machine.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
     folder = tempfile.mkdtemp(prefix="gdt-ray-", dir="/tmp")  # paths of its sockets are long
     options = {"num_cpus": 1, "object_store_memory": 80_000_000}
     started = Cluster(
@@ -99,9 +101,10 @@ def cluster(hosts):
     try:
         for host in range(1, hosts):
             node = started.add_node(**options, node_ip_address=f"127.0.0.{host + 1}")
-        # Each host of a session writes there where programs of this machine are to join.
         head = started.head_node
-        services.write_node_ip_address(head.get_session_dir_path(), head.node_ip_address)
+        # Programs of this machine join the node that wrote there last; of Ray 2.60, the head.
+        if write_address := getattr(services, "write_node_ip_address", None):
+            write_address(head.get_session_dir_path(), head.node_ip_address)
         raylet = node.all_processes["raylet"][0].process
         control = head.all_processes["gcs_server"][0].process
         victims = {"raylet": raylet, "head": control}

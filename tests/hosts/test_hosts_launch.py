@@ -189,43 +189,91 @@ def test_two_and_three_hosts(tmp_path, monkeypatch):
         assert "its agent is gone" in json.loads(state.read_text())["error"]
 
 
+PPO = {
+    "algorithm": {"network": [16], "minibatches": 2, "epochs": 2, "horizon": 16},
+    "hardware": {"backend": "cpu", "cores": CORES[:1]},
+}
+APART = {  # an agent and a trainer on each host
+    "mode": "async",
+    "hardware": {"backend": "cpu", "cores": CORES[:2], "num_gpus": 2},
+    "experience": {"channels": "mcc", "capacity": 3},
+}
+DQN = {
+    "name": "dqn", "network": [16], "horizon": 16, "batch_size": 32, "replay_start": 500,
+    "replay_capacity": 1000, "updates_per_row": 0.05,
+}  # fmt: skip
+
+IMPALA = {"name": "impala", "network": [16], "horizon": 16}
+
+
+def goes_on(folder, address, on_loss, lose, **config):
+    """Trains for 100 iterations on two hosts, of which `lose` takes one; checks that none is lost.
+
+    Returns the metrics, and the manifest of the last checkpoint.
+    """
+    run = {
+        "folder": str(folder), "total_steps": 100 * 2 * 8 * 16, "log": [], "eval_episodes": 0,
+        "checkpoint_every": 1000,
+    }  # fmt: skip
+    cluster = {"address": address, "hosts": 2, "on_loss": on_loss}
+    program = started(run=run, cluster=cluster, **config)
+    try:
+        until(lambda: len(metrics(folder)) >= 10, within_s=300)
+        lose()
+        output, _ = program.communicate(timeout=200)
+    finally:
+        program.kill()
+    assert program.returncode == 0, output
+    iterations = metrics(folder)
+    assert iterations == [*range(1, len(iterations) + 1)]  # none is lost, none made twice
+    (checkpoints,) = folder.glob("*/*/checkpoints")
+    (last,) = checkpoints.glob(f"iteration_*{iterations[-1]}")
+    (saved,) = [path for path in checkpoints.iterdir() if path != last]
+    assert json.loads((saved / "manifest.json").read_text())["iteration"] >= 10
+    manifest = json.loads((last / "manifest.json").read_text())
+    assert manifest["epoch"] == 2
+    until(lambda: not launchers(), within_s=30)
+    return told(folder), manifest
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_goes_on_when_a_host_is_lost(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("gmis", "config"),
+    [
+        pytest.param(2, PPO, id="ppo"),
+        pytest.param(2, {**PPO, "algorithm": DQN}, id="replays"),
+        pytest.param(4, {**APART, "algorithm": IMPALA}, id="agents apart"),
+        pytest.param(4, {**APART, "algorithm": DQN}, id="agents apart and replays"),
+    ],
+)
+def test_a_run_goes_on_on_as_many_hosts_when_an_agent_of_ray_is_killed(
+    tmp_path, monkeypatch, gmis, config
+):
+    pytest.importorskip("ray")
+    if len(CORES) < gmis // 2:
+        pytest.skip("agent and trainer of a host need a core each")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
+    with cluster(2) as (address, *_):
+        lines, last = goes_on(tmp_path, address, "wait", lambda: os.kill(agents()[0], 9), **config)
+    assert [len(line["gmi_seconds"]) for line in lines] == [gmis] * len(lines)
+    assert len(last["gmis"]) == gmis
+    assert lines[-1]["steps"] == 100 * 2 * 8 * 16
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_goes_on_without_a_host_whose_raylet_is_killed(tmp_path, monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
     with cluster(2) as (address, hosts_program, _):
-        for on_loss, hosts in (("wait", 2), ("shrink", 1)):
-            program = started(
-                run={
-                    "folder": str(tmp_path / on_loss), "total_steps": 100 * 2 * 8 * 16, "log": [],
-                    "eval_episodes": 0, "checkpoint_every": 1000,
-                },
-                algorithm={"network": [16], "minibatches": 2, "epochs": 2, "horizon": 16},
-                hardware={"backend": "cpu", "cores": CORES[:1]},
-                cluster={"address": address, "hosts": 2, "on_loss": on_loss},
-            )  # fmt: skip
-            try:
-                until(lambda: len(metrics(tmp_path / on_loss)) >= 10, within_s=100)  # noqa: B023
-                if on_loss == "wait":
-                    os.kill(agents()[0], 9)
-                else:
-                    print("raylet", file=hosts_program.stdin, flush=True)  # with its agent
-                output, _ = program.communicate(timeout=150)
-            finally:
-                program.kill()
-            assert program.returncode == 0, output
-            iterations = metrics(tmp_path / on_loss)
-            assert iterations == [*range(1, len(iterations) + 1)]  # none is lost, none made twice
-            (run,) = (tmp_path / on_loss).glob("*/*")
-            (last,) = run.glob(f"checkpoints/iteration_*{iterations[-1]}")
-            manifest = json.loads((last / "manifest.json").read_text())
-            assert manifest["epoch"] == 2
-            assert len(manifest["gmis"]) == hosts
-            (saved,) = [path for path in run.glob("checkpoints/*") if path != last]
-            assert json.loads((saved / "manifest.json").read_text())["iteration"] >= 10
-            until(lambda: not launchers(), within_s=30)
+        _, last = goes_on(
+            tmp_path, address, "shrink",
+            lambda: print("raylet", file=hosts_program.stdin, flush=True), **PPO,
+        )  # fmt: skip
+    assert len(last["gmis"]) == 1
 
 
 @pytest.mark.slow
