@@ -1,7 +1,8 @@
 """Starts a Ray cluster of several hosts on this one, and roles and launches that run on it.
 
-As a program: `python bodies_clusters.py HOSTS` prints the address and ends with its input;
-`python bodies_clusters.py launch JSON` launches CONFIG with what it is given beside;
+As a program: `python bodies_clusters.py HOSTS [NAMESPACE=ADDRESS...]` prints the address and ends
+with its input; hosts are where they are said to be, the head first.
+`python bodies_clusters.py launch JSON [NAMESPACE]` launches CONFIG with what it is given beside;
 `python bodies_clusters.py drained ADDRESS` says when Ray drains the last host.
 """
 
@@ -78,10 +79,19 @@ def descendants(*pids):
     return found[len(pids) :]
 
 
-def cluster(hosts):
+def go_into(namespace):
+    """Moves this thread, and those it starts, into a namespace of the network; "" is none."""
+    if namespace:
+        from cluster import enter
+
+        enter(namespace)
+
+
+def cluster(places):
     """Starts one, and ends it when the input does; lines of input say what to kill.
 
-    That is the last `raylet`, or the `head`: its control service. `hang` stops that as a signal
+    `places`: the namespace of the network, or "", and the address of each host; the head is first.
+    Killed is the last `raylet`, or the `head`: its control service. `hang` stops that as a signal
     does, and `drain` has Ray drain the last host. Prints the address, and the pid of that raylet.
     """
     from ray._private import services
@@ -94,13 +104,15 @@ def cluster(hosts):
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
     folder = tempfile.mkdtemp(prefix="gdt-ray-", dir="/tmp")  # paths of its sockets are long
     options = {"num_cpus": 1, "object_store_memory": 80_000_000}
-    started = Cluster(
-        initialize_head=True,
-        head_node_args={**options, "include_dashboard": False, "temp_dir": folder},
-    )
+    (own, address), *others = places
+    go_into(own)  # as do the processes that are started from here
+    head_options = {"include_dashboard": False, "temp_dir": folder, "node_ip_address": address}
+    started = Cluster(initialize_head=True, head_node_args={**options, **head_options})
     try:
-        for host in range(1, hosts):
-            node = started.add_node(**options, node_ip_address=f"127.0.0.{host + 1}")
+        for namespace, address in others:
+            go_into(namespace)
+            node = started.add_node(**options, node_ip_address=address)
+            go_into(own)
         head = started.head_node
         # Programs of this machine join the node that wrote there last; of Ray 2.60, the head.
         if write_address := getattr(services, "write_node_ip_address", None):
@@ -158,9 +170,12 @@ def drained(address):
 
 if __name__ == "__main__":
     if sys.argv[1] == "launch":
+        go_into("".join(sys.argv[3:]))
         config = {**CONFIG, **json.loads(sys.argv[2])}
         gmi_drl.launch(config, view="plain", import_path=Path(__file__).parent)
     elif sys.argv[1] == "drained":
         drained(sys.argv[2])
     else:
-        cluster(int(sys.argv[1]))
+        count, *places = sys.argv[1:]
+        loopback = [("", None), *(("", f"127.0.0.{n}") for n in range(2, int(count) + 1))]
+        cluster([place.split("=") for place in places] or loopback)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import fake_ray
 import gmi_drl
 from bodies_clusters import CONFIG, descendants
 from bodies_tasks import until
+from cluster import Network, why_no_network
 from fake_ray import FakeHost
 from run_files import assert_close
 
@@ -40,10 +42,13 @@ def _marked(monkeypatch):
 
 
 @contextmanager
-def cluster(hosts):
-    """Yields the address of one, which has a token, its program, and the pid of a raylet."""
+def cluster(hosts, *places):
+    """Yields the address of one, which has a token, its program, and the pid of a raylet.
+
+    `places`: namespace=address of each host, if each is in one of its own.
+    """
     program = subprocess.Popen(
-        [sys.executable, str(BODIES), str(hosts)],
+        [sys.executable, str(BODIES), str(hosts), *places],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     try:
@@ -53,9 +58,9 @@ def cluster(hosts):
         program.communicate("", timeout=60)
 
 
-def started(**config):
+def started(*namespace, **config):
     """Starts a launch in a process of its own, as Ray reads its token when it is imported."""
-    words = [sys.executable, str(BODIES), "launch", json.dumps(config)]
+    words = [sys.executable, str(BODIES), "launch", json.dumps(config), *namespace]
     return subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
     )
@@ -358,6 +363,57 @@ def test_a_host_that_is_cut_off_is_done_without_and_taken_in_when_it_is_back(tmp
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_cable_that_is_out_for_a_moment_is_waited_for_and_a_host_whose_cable_is_cut_is_not(
+    tmp_path, monkeypatch
+):
+    pytest.importorskip("ray")
+    if (why_not := why_no_network()) is not None:
+        pytest.skip(why_not)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
+    with Network(2) as network:
+        # That of the lower address is host 0, which writes metrics and checkpoints: it is cut off.
+        other, head = network.names
+        places = [f"{one}={network.addresses[host]}" for host, one in ((1, head), (0, other))]
+        with cluster(2, *places) as (address, *_):
+            program = started(
+                head, **PPO, cluster={"address": address, "hosts": 2, "on_loss": "shrink"},
+                run={
+                    "folder": str(tmp_path), "total_steps": 60 * 2 * 8 * 16, "log": [],
+                    "eval_episodes": 0, "checkpoint_every": 10,
+                },
+            )  # fmt: skip
+            try:
+                until(lambda: len(metrics(tmp_path)) >= 10, within_s=300)
+                ours = in_namespace([*agents(), *launchers()], other)
+                assert len(ours) >= 4  # an agent, its launcher, a fork server and a GMI
+                network.cut(0)
+                time.sleep(5.0)  # half of the silence after which a host is lost
+                network.mend(0)
+                before = len(metrics(tmp_path))
+                until(lambda: len(metrics(tmp_path)) >= before + 10, within_s=100)
+                assert all(map(runs, ours))
+                assert set(hosts_of(tmp_path)) == {2}
+                network.cut(0)
+                output, _ = program.communicate(timeout=400)
+            finally:
+                program.kill()
+            until(lambda: not any(map(runs, ours)), within_s=100)  # nobody can tell them to end
+    assert program.returncode == 0, output
+    iterations, hosts = metrics(tmp_path), hosts_of(tmp_path)
+    assert iterations == [*range(1, len(iterations) + 1)]
+    assert hosts == sorted(hosts, reverse=True)
+    assert {*hosts} == {1, 2}
+    paths = tmp_path.glob("*/*/checkpoints/*/manifest.json")
+    manifests = [json.loads(path.read_text()) for path in paths]
+    epochs = {manifest["iteration"]: manifest["epoch"] for manifest in manifests}
+    assert epochs == {at: 1 if hosts[at - 1] == 2 else 2 for at in epochs}
+    assert epochs[iterations[-1]] == 2
+    until(lambda: not launchers(), within_s=30)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ray_says_which_node_it_drains(monkeypatch):
     pytest.importorskip("ray")
@@ -380,6 +436,12 @@ def stopped(raylet):
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     return pids
+
+
+def in_namespace(pids, namespace):
+    """Which of these processes are in a namespace of the network."""
+    inode = os.stat(f"/run/netns/{namespace}").st_ino
+    return [pid for pid in pids if os.stat(f"/proc/{pid}/ns/net").st_ino == inode]
 
 
 def hosts_of(folder):
