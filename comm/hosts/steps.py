@@ -53,6 +53,16 @@ def all_reduce(rank: int, count: int, numel: int, itemsize: int) -> list[Transfe
     return _halving_doubling(rank, count, numel)
 
 
+def traffic(count: int, numel: int, itemsize: int) -> tuple[int, int]:
+    """Returns how many steps an all-reduce of `count` hosts takes, and the most bytes of one host.
+
+    Those are what it sends, in all steps together.
+    """
+    schedules = [all_reduce(rank, count, numel, itemsize) for rank in range(count)]
+    sent = [sum(p.stop - p.start for step in steps for p in step.sends) for steps in schedules]
+    return max(map(len, schedules)), max(sent) * itemsize
+
+
 def all_gather(rank: int, bounds: Sequence[int]) -> list[Transfer]:
     """Returns the steps after which each has what host i had from bounds[i] to bounds[i + 1]."""
     peers = [peer for peer in range(len(bounds) - 1) if peer != rank]

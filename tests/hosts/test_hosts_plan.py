@@ -1,6 +1,7 @@
 """What is said of several hosts before one is there: the config's section, checks and plans."""
 
 import os
+import re
 from dataclasses import replace
 
 import pytest
@@ -141,6 +142,13 @@ def test_plan_draws_host_by_host(tmp_path, capsys):
     drawn = [line.split("  ")[1] for line in shown.splitlines() if line.startswith("  host ")]
     assert drawn[-3:] == ["host 0, device 0", "host 1, device 1", "host 2, device 2"]
     assert "gradients  network of GMIs 0-2" in shown
+    words = " ".join(shown.split())
+    found = re.search(
+        r"between 3 hosts ([\d,]+) numbers, .* in 2 steps; a host sends (\d+) KiB", words
+    )
+    assert found is not None
+    numel = int(found[1].replace(",", ""))
+    assert int(found[2]) == round(4 * numel * 4 / 3 / 1024)  # 2 (n - 1) / n of the vector
     assert "3 groups of cores of 3 hosts" in picture.read_text()
 
 

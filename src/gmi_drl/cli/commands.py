@@ -271,7 +271,8 @@ def plan(
         print(json.dumps(answer, indent=1))
         return 0
     plan_tables.print_templates(console, resolved.mode, rows)
-    plan_tables.print_reduction(console, reduction, host)
+    of_hosts = None if resolved.cluster is None else gmis
+    plan_tables.print_reduction(console, reduction, host, of_hosts)
     plan_tables.print_layout(console, gmis, reduction, reason)
     for label, path in (("layout", layout), ("picture", svg)):
         if path is not None:

@@ -188,14 +188,28 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
     ]
 
 
-def print_reduction(console: Console, plan: ReductionPlan, layout: Layout) -> None:
-    """Prints what reduces gradients, and the numbers it was chosen by."""
+def print_reduction(
+    console: Console, plan: ReductionPlan, layout: Layout, of_hosts: Layout | None = None
+) -> None:
+    """Prints what reduces gradients, and the numbers it was chosen by.
+
+    `layout` is that of one host, and `of_hosts` that of all where there are several.
+    """
     count = sum(map(len, reducing(layout)))
-    rows = [["used", f"{plan.strategy}: {plan.why}"]]
-    if count < 2:
-        print_folded(console, "Reduction", ["what", "value"], rows)
-        return
+    rows = [["used" if of_hosts is None else "on a host", f"{plan.strategy}: {plan.why}"]]
     size = f"{plan.numel:,} numbers, {plan.nbytes / 1024:,.0f} KiB"
+    if of_hosts is not None:
+        from gmi_drl.comm.hosts.steps import traffic
+
+        item_bytes = plan.nbytes // plan.numel
+        step_count, sent_bytes = traffic(of_hosts.hosts, plan.numel, item_bytes)
+        text = f"{size} by the first trainer of each, in {counted(step_count, 'step')}; "
+        text += f"a host sends {sent_bytes / 1024:,.0f} KiB each time"
+        rows.append([f"between {of_hosts.hosts} hosts", text])
+    if count < 2:
+        notes = [["note", note] for note in plan.notes] if of_hosts is not None else []
+        print_folded(console, "Reduction", ["what", "value"], rows + notes)
+        return
     rows += [
         ["by measured links", plan.fastest or "not known: links are not measured"],
         ["by Algorithm 1", f"{plan.paper}: {plan.paper_why}"],

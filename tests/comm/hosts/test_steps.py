@@ -78,3 +78,11 @@ def test_gathering_and_broadcasting(count):
     vectors = [np.full(3, float(rank)) for rank in range(count)]
     play(vectors, lambda rank: steps.broadcast(rank, count, count - 1, 3))
     assert {value for vector in vectors for value in vector.tolist()} == {count - 1.0}
+
+
+@pytest.mark.parametrize("count", [2, 4, 8, 16])
+def test_a_host_sends_the_fewest_bytes_there_can_be(count):
+    numel = 1 << 16
+    step_count, sent_bytes = steps.traffic(count, numel, 4)
+    assert step_count == (2 if count == 4 else 2 * math.log2(count) - (count == 2))
+    assert sent_bytes == (numel if count == 2 else 2 * numel * (count - 1) // count) * 4

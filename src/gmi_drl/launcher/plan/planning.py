@@ -250,10 +250,10 @@ def reduction_of(
     if refusal := reduction_fault(config, layout, facts):
         raise ConfigError([refusal])
     strategy, deterministic = config.comm.reduction, config.run.deterministic
-    several = sum(map(len, reducing(layout))) > 1
+    several = sum(map(len, reducing(layout))) > 1  # of this host
     open_choice = is_open(strategy, layout, facts, deterministic)
     measures = several and (measure in ("missing", "anew") or (measure == "needed" and open_choice))
-    asks = several and (ask_size or open_choice)
+    asks = (several and open_choice) or (ask_size and (several or config.cluster is not None))
     numel, assumption_reason = assumed(config), ""
     with ExitStack() as stack:  # calls in other processes need a runtime
         if (measures or asks) and not runtime.is_initialized():
