@@ -19,6 +19,17 @@ def begin(**options):
     runtime.init(**options)
 
 
+def end():
+    """Ends the runtime, of which no folder may be left."""
+    folder = ""
+    if ON_RAY:
+        from gmi_drl.runtime.engines.ray import nodes
+
+        folder = nodes._folder
+    runtime.shutdown()
+    assert not folder or not os.path.exists(folder)
+
+
 def held():
     """Returns the ids of the objects and actors that this process holds."""
     driver = session.driver()
@@ -39,7 +50,8 @@ STACKS = "`write_stacks`"
 
 # The files of tests/runtime that run on both engines.
 FILES = (
-    "test_actors.py", "test_errors.py", "test_generators.py", "test_methods.py", "test_tasks.py",
+    "test_actors.py", "test_captured.py", "test_errors.py", "test_futures.py",
+    "test_generators.py", "test_methods.py", "test_tasks.py",
 )  # fmt: skip
 
 # file: {test: what is different}; the name of a test with or without its parameters
@@ -49,6 +61,10 @@ DIFFERENT = {
         "test_calls_of_a_dead_actor_fail_at_once_with_the_cause": HOW_IT_DIED,
         "test_an_actor_with_threads_can_leave_and_cuts_its_other_calls_off": HOW_IT_DIED,
         "test_an_async_actor_can_leave": HOW_IT_DIED,
+    },
+    "test_captured.py": {
+        "test_an_actor_class_captures_and_its_actor_keeps_it_across_a_restart": CALLED_AGAIN,
+        "test_a_lost_result_is_made_again_by_a_function_that_captures": LOOKS,
     },
     "test_errors.py": {
         "test_exit_in_init": HOW_IT_DIED,

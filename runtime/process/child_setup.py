@@ -118,6 +118,19 @@ def open_log(path: str) -> None:
     faulthandler.register(STACK_SIGNAL, file=sys.stderr)
 
 
+def use_cores(cores: Sequence[int]) -> None:
+    """Has this process run on these cores; on all that it may use if there are none."""
+    if not cores:
+        return
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as error:
+        raise ValueError(
+            f"cores={list(cores)}: {error.strerror}; this process may use "
+            f"{sorted(os.sched_getaffinity(0))}. Choose of those."
+        ) from error
+
+
 def configure(request: SpawnRequest) -> None:
     """Sets title, log, environment, directory, module path, cores, thread counts, random seeds."""
     set_title(request.title)
@@ -129,14 +142,7 @@ def configure(request: SpawnRequest) -> None:
             os.environ[name] = value
     sys.path[:] = request.sys_path
     os.chdir(request.directory)
-    if request.cores:
-        try:
-            os.sched_setaffinity(0, request.cores)
-        except OSError as error:
-            raise ValueError(
-                f"cores={list(request.cores)}: {error.strerror}; this process may use "
-                f"{sorted(os.sched_getaffinity(0))}. Choose of those."
-            ) from error
+    use_cores(request.cores)
     # Modules loaded before the fork have read the variables above in the fork server.
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(request.num_threads)

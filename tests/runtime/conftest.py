@@ -14,7 +14,7 @@ import runtime_engines
 from bodies_tasks import until
 from gmi_drl import runtime
 from gmi_drl.runtime.api import session
-from runtime_engines import ON_RAY, begin
+from runtime_engines import ON_RAY, begin, end
 
 
 def pytest_collection_modifyitems(items):
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items):
 def running():
     begin()
     yield
-    runtime.shutdown()
+    end()
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def start(running):
 def _two_cpus_for_all():
     begin(num_cpus=2, object_store_bytes=256 << 20)
     yield
-    runtime.shutdown()
+    end()
 
 
 @pytest.fixture

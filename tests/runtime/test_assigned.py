@@ -9,7 +9,7 @@ import pytest
 import bodies_tasks as bodies
 from gmi_drl import runtime
 from gmi_drl.runtime.driver.gpus import Gpus
-from runtime_engines import begin
+from runtime_engines import begin, end
 
 LONG = timedelta(seconds=60)
 
@@ -18,7 +18,7 @@ LONG = timedelta(seconds=60)
 def _with_gpus():
     begin(num_cpus=4, num_gpus=2, resources={"license": 3})
     yield
-    runtime.shutdown()
+    end()
 
 
 @pytest.fixture

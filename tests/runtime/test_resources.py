@@ -6,7 +6,7 @@ import pytest
 
 import bodies_tasks as bodies
 from gmi_drl import runtime
-from runtime_engines import begin
+from runtime_engines import begin, end
 
 LONG = timedelta(seconds=30)
 
@@ -15,7 +15,7 @@ LONG = timedelta(seconds=30)
 def machine():
     begin(num_cpus=2, num_gpus=1, resources={"arm": 1}, object_store_bytes=80 << 20)
     yield
-    runtime.shutdown()
+    end()
 
 
 def task(function, **options):

@@ -320,8 +320,7 @@ class _Shell:
             )
         if build.log:
             child_setup.open_log(build.log)
-        if build.cores:
-            os.sched_setaffinity(0, build.cores)
+        child_setup.use_cores(build.cores)
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(build.num_threads)
         if build.setup:
