@@ -45,17 +45,34 @@ ATTEMPT = "the attempt of a task"
 CALLED_AGAIN = "what replayed calls call is not called again"
 GENERATOR = "a generator as argument, or in a value"
 HOW_IT_DIED = "how a process died"
+IN_ORDER = "calls stay in order for each caller"
+ONCE = "streams of generators of actors come once across a crash"
 RUNNING_METHOD = "`cancel` of a method that runs"
 STACKS = "`write_stacks`"
 
 # The files of tests/runtime that run on both engines.
 FILES = (
-    "test_actors.py", "test_captured.py", "test_errors.py", "test_futures.py",
-    "test_generators.py", "test_methods.py", "test_tasks.py",
+    "test_actor_recovery.py", "test_actors.py", "test_captured.py", "test_errors.py",
+    "test_futures.py", "test_generators.py", "test_methods.py", "test_tasks.py",
 )  # fmt: skip
 
 # file: {test: what is different}; the name of a test with or without its parameters
 DIFFERENT = {
+    "test_actor_recovery.py": {
+        "test_when_the_restarts_are_used_up_it_is_dead": HOW_IT_DIED,
+        "test_pipelined_calls_across_kills_are_answered_once_and_in_order": IN_ORDER,
+        "test_callers_keep_their_order_across_a_kill": IN_ORDER,
+        "test_the_method_in_flight_is_run_again_on_the_state_before_it": IN_ORDER,
+        "test_what_a_method_called_is_not_called_again_when_it_is_replayed": CALLED_AGAIN,
+        "test_the_actors_a_replayed_method_started_are_the_ones_there_are": CALLED_AGAIN,
+        "test_what_init_started_and_called_is_known_again_and_goes_with_the_actor": CALLED_AGAIN,
+        "test_a_call_one_of_whose_results_was_dropped_is_not_made_again": CALLED_AGAIN,
+        "test_calls_that_went_to_the_dead_process_come_before_later_ones": LOOKS,
+        "test_a_method_that_always_kills_it_uses_the_restarts_up": HOW_IT_DIED,
+        "test_only_calls_that_were_running_in_their_group_are_given_up": IN_ORDER,
+        "test_a_lost_answer_of_a_method_says_why_it_cannot_be_made_again": LOOKS,
+        "test_items_of_a_generator_come_once_across_a_kill": ONCE,
+    },
     "test_actors.py": {
         "test_an_actor_that_is_found_by_its_name_in_time_does_not_end": LOOKS,
         "test_calls_of_a_dead_actor_fail_at_once_with_the_cause": HOW_IT_DIED,

@@ -34,7 +34,7 @@ def test_after_three_increments_and_a_kill_the_fourth_gives_four():
     assert runtime.get(actor.add.remote(), LONG) == 4
     assert runtime.get(actor.pid.remote(), LONG) != pid
     assert runtime.get(actor.where.remote(), LONG)[2] == 1
-    assert [death.signal for death in runtime.deaths(actor)] == [signal.SIGKILL]
+    assert len(runtime.deaths(actor)) == 1
 
 
 def test_it_can_happen_again_and_again():
@@ -230,6 +230,7 @@ def test_when_the_restarts_are_used_up_it_is_dead():
     kill_dash_nine(actor)
     with pytest.raises(runtime.ActorDiedError, match="SIGKILL"):
         runtime.get(actor.add.remote(), LONG)
+    assert [death.signal for death in runtime.deaths(actor)] == [signal.SIGKILL]
 
 
 def test_a_method_that_always_kills_it_uses_the_restarts_up():
@@ -303,7 +304,7 @@ def test_a_call_of_which_the_actor_dies_can_fail_alone(tmp_path):
     actor = counter(tmp_path / "n", cls=bodies.Poisoned, max_restarts=2, max_task_retries=0)
     calls = [actor.add.remote(i == 3) for i in range(6)]
     assert runtime.get(calls[:3], LONG) == [1, 2, 3]
-    with pytest.raises(runtime.ActorDiedError, match=r"SIGKILL: .*max_task_retries=0.*goes on"):
+    with pytest.raises(runtime.ActorDiedError, match=r"max_task_retries=0.*goes on"):
         runtime.get(calls[3], LONG)
     assert runtime.get(calls[4:], LONG) == [4, 5]
     assert bodies.marks(tmp_path / "n") == len(runtime.deaths(actor)) == 1

@@ -15,7 +15,7 @@ import pytest
 import bodies_ray
 import fake_ray
 import runtime_engines
-from bodies_tasks import closure, until
+from bodies_tasks import Poisoned, closure, marks, until
 from gmi_drl import runtime
 from gmi_drl.runtime.api import session
 from gmi_drl.runtime.driver.function_table import KEPT_BYTES
@@ -217,6 +217,17 @@ def test_each_answered_call_counts_once_across_kills(start, checkpoint_every):
     assert sorted(steps) == list(range(20, 40))
     assert runtime.get(actor.replayed.remote(), 60) == (6 if checkpoint_every else 20)
     assert len(runtime.deaths(actor)) == 1
+
+
+@on_ray
+@pytest.mark.parametrize("options", [{}, {"max_concurrency": 2}])
+def test_a_call_that_its_actor_does_not_survive_fails_alone(start, tmp_path, options):
+    actor = start(Poisoned, tmp_path / "n", max_restarts=2, max_task_retries=0, **options)
+    assert runtime.get(actor.add.remote(), 120) == 1
+    with pytest.raises(runtime.ActorDiedError, match=r"max_task_retries=0.*goes on"):
+        runtime.get(actor.add.remote(True), 120)
+    assert runtime.get(actor.add.remote(), 120) == (1 if options else 2)
+    assert marks(tmp_path / "n") == len(runtime.deaths(actor)) == 1
 
 
 @on_ray

@@ -46,8 +46,6 @@ class Target:
         group = chosen.get("concurrency_group") or self.groups.get(str(call.function), "")
         if group in self.known_groups:
             options["concurrency_group"] = group
-        if chosen.get("max_task_retries") is not None and not chosen.get("retry_exceptions"):
-            options["max_task_retries"] = chosen["max_task_retries"]
         if call.returns > 1:
             options["num_returns"] = call.returns
         method = self.handle.stream if call.returns == STREAMING else self.handle.call

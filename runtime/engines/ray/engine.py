@@ -400,6 +400,7 @@ class RayEngine:
         slot = Slot(creation.id, name)
         cause = self._infeasible(f"actor {name}", demand(options), options.host)
         if cause is not None:
+            self.note(creation.body_id, -1)
             error = ActorDiedError(name, cause=cause)
             self._keep([slot], [error], "")
             return self._register(RayActor(self, creation.id, name, error, class_name, options))
@@ -438,11 +439,12 @@ class RayEngine:
             handle = remote.options(
                 num_cpus=options.num_cpus, num_gpus=options.num_gpus,
                 resources=dict(options.resources), max_restarts=restarts,
-                max_task_retries=options.max_task_retries if restarts else 0,
+                max_task_retries=-1 if restarts else 0,  # the actor counts those of each call
                 runtime_env={"env_vars": environment} if environment else None,
                 scheduling_strategy=nodes.strategy(options.host), **naming,
             ).remote(build, call, *things)  # fmt: skip
         except ValueError as error:
+            self.note(creation.body_id, -1)
             if not options.name or "name" not in str(error):
                 raise
             raise NameTakenError(

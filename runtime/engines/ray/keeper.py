@@ -32,6 +32,7 @@ class ActorLedger:
     processes: list[tuple[int, str]] = field(default_factory=list)  # pid and host of each, in order
     state: Value | None = None  # what save() gave last
     journal: list[JournaledCall] = field(default_factory=list)  # since then
+    begun: dict[bytes, int] = field(default_factory=dict)  # the crashes of calls that run
     failure: bytes = b""  # what __init__ or restore raised
     reason: str = ""  # why the driver ended it
     stop_requested: bool = False
@@ -74,7 +75,7 @@ class Keeper:
         for actor, row in zip(actors, rows, strict=True):
             if nodes.is_dead_for_good(row, restarts=bool(self._actors[actor].processes)):
                 ledger = self._dead[actor] = self._actors.pop(actor)
-                ledger.state, ledger.journal, ledger.fields = None, [], ()
+                ledger.state, ledger.journal, ledger.begun, ledger.fields = None, [], {}, ()
         fetched = [actor for actor, ledger in self._dead.items() if not ledger.records]
         for actor in fetched[:-ENDS_KEPT]:
             del self._dead[actor]
@@ -106,6 +107,17 @@ class Keeper:
             ledger.state, ledger.journal = state, []
         if done is not None:
             ledger.journal.append(done)
+            ledger.begun.pop(done.call.id, None)
+
+    async def begins(self, actor: str, call: bytes) -> int:
+        """Notes that an actor begins a call; returns how often it has, and died before the end."""
+        begun = self._ledger(actor).begun
+        begun[call] = begun.get(call, -1) + 1
+        return begun[call]
+
+    async def ended(self, actor: str, call: bytes) -> None:
+        """Notes that a call is over that was noted when it began."""
+        self._ledger(actor).begun.pop(call, None)
 
     async def failed(self, actor: str, failure: bytes) -> None:
         """Notes what the building of an actor has raised."""

@@ -23,9 +23,10 @@ import ray
 from gmi_drl.runtime.api import call_context, refs
 from gmi_drl.runtime.api.options import METHOD_RETRIES, method_options, no_group
 from gmi_drl.runtime.driver.task import STREAMING
-from gmi_drl.runtime.errors import TaskCancelledError
+from gmi_drl.runtime.errors import ActorDiedError, TaskCancelledError
 from gmi_drl.runtime.process import child_setup, worker
 from gmi_drl.runtime.wire import packing
+from gmi_drl.runtime.wire.protocol import CallFailure
 
 from . import nodes
 from .calls import ActorBuild, Call, Raised, part_of
@@ -375,12 +376,37 @@ class _Shell:
             method_options(getattr(type(self._instance), str(call.function), None)), name
         )
 
+    def _limit(self, call: Call) -> int:
+        """Returns how often a call is made again; unlimited if it is negative."""
+        limit = self._option(call, "max_task_retries")
+        return self._build.max_task_retries if limit is None else int(limit)
+
+    def _counts_crashes(self, call: Call) -> bool:
+        """Tells whether a call is not made again after some crashes while it runs."""
+        return self._build.is_restarted and self._limit(call) >= 0
+
+    def _note_end(self, call: Call) -> None:
+        """Notes that a call is over whose start was noted."""
+        if self._counts_crashes(call):
+            self._engine.keeper.ended.remote(self._id, call.id)
+
+    def _given_up(self, call: Call, crashes: int) -> tuple[bool, Any] | None:
+        """Returns what a call gives of which the actor has died too often."""
+        limit = self._limit(call)
+        if crashes <= limit:
+            return None
+        reason = (
+            f"{call.name} was running, and max_task_retries={limit} of it are used up. The actor "
+            "was restarted, and goes on without this call"
+        )
+        error = packing.pack_exception(ActorDiedError(self._build.name, reason=reason))
+        return False, Raised(packing.pack(CallFailure(error, "", time.monotonic())).body)
+
     def _should_retry(self, call: Call, error: Exception) -> bool:
         """Tells whether a method that raised this is called again."""
-        limit = self._option(call, "max_task_retries")
-        if limit is None:
-            limit = self._build.max_task_retries
-            limit = METHOD_RETRIES if limit < 0 else limit
+        limit = self._limit(call)
+        if limit < 0 and self._option(call, "max_task_retries") is None:
+            limit = METHOD_RETRIES
         return _should_retry(call, self._option(call, "retry_exceptions"), limit, error)
 
     def _checkpoint_due(self) -> bool:
@@ -425,11 +451,12 @@ class Shell(_Shell):
     def call(self, call: Call, *inputs: Value) -> Any:
         """Runs one call of a method."""
         if not self._is_journaled:
-            answer = self._answer(call, inputs)
+            answer = self._note_start(call) or self._answer(call, inputs)
+            self._note_end(call)
             if self._count_call() and (state := self._checkpoint()) is not None:
                 self._engine.ask_keeper("note", self._id, state, None)
             return _value_or_raise(answer)
-        kept = self._known_answer(call)
+        kept = self._known_answer(call) or self._note_start(call)
         if kept is None:
             state = self._checkpoint() if self._checkpoint_due() else None
             kept = self._answer(call, inputs)
@@ -440,6 +467,8 @@ class Shell(_Shell):
 
     def stream(self, call: Call, *inputs: Value) -> Iterator[Value]:
         """Runs one call of a generator, and gives what it yields on the way."""
+        if (given_up := self._note_start(call)) is not None:
+            raise given_up[1]
         try:
             method, args, kwargs = self._begin(call, inputs, False)
             for item in _items(method, args, kwargs, functools.partial(self._should_retry, call)):
@@ -455,6 +484,14 @@ class Shell(_Shell):
                 journaled = JournaledCall(dataclasses.replace(call, inputs=()), call.inputs)
                 self._since += 1
                 self._engine.ask_keeper("note", self._id, None, journaled)
+            else:
+                self._note_end(call)
+
+    def _note_start(self, call: Call) -> tuple[bool, Any] | None:
+        """Notes that a call starts, if crashes of it count; returns what it gives if given up."""
+        if not self._counts_crashes(call):
+            return None
+        return self._given_up(call, self._engine.ask_keeper("begins", self._id, call.id))
 
     def _answer(
         self, call: Call, inputs: Sequence[Value], replayed: bool = False
@@ -485,13 +522,16 @@ class AsyncShell(_Shell):
 
     async def call(self, call: Call, *inputs: Value) -> Any:
         """Runs one call of a method."""
-        answer = await self._answer(call, inputs)
+        answer = await self._note_start(call) or await self._answer(call, inputs)
+        self._note_end(call)
         if self._count_call() and (state := self._checkpoint()) is not None:
             await self._engine.keeper.note.remote(self._id, state, None)
         return _value_or_raise(answer)
 
     async def stream(self, call: Call, *inputs: Value) -> AsyncIterator[Value]:
         """Runs one call of a generator, and gives what it yields on the way."""
+        if (given_up := await self._note_start(call)) is not None:
+            raise given_up[1]
         try:
             method, args, kwargs = self._begin(call, inputs, False)
             items = method(*args, **kwargs)
@@ -506,7 +546,14 @@ class AsyncShell(_Shell):
         except BaseException as error:
             raise _raised(error) from None
         finally:
+            self._note_end(call)
             await self._wait_for_records()
+
+    async def _note_start(self, call: Call) -> tuple[bool, Any] | None:
+        """Notes that a call starts, if crashes of it count; returns what it gives if given up."""
+        if not self._counts_crashes(call):
+            return None
+        return self._given_up(call, await self._engine.keeper.begins.remote(self._id, call.id))
 
     async def _answer(self, call: Call, inputs: Sequence[Value]) -> tuple[bool, Any]:
         try:
