@@ -22,7 +22,8 @@ Rows:
     3x1/276000B/100us/8x31.75ms  efficiency: time of the sleeps and one host's reductions over that
                                  of 3 hosts, or 2 or 4; `reduction_us` is what one reduction took
     3x1/276000B/100us/8x31.75ms/bare
-                                 the same by bare sockets: what this machine lets any of them keep
+                                 the same by bare sockets, with --bare: kept in hosts_bare.json
+                                 beside what links keep in the same run
     3x(1+1)/276000B/100us/8x31.75ms/1.25
                                  the same of 3 hosts with an agent each, whose sleeps are 1.25 times
                                  as long as all of its trainer's for a segment
@@ -226,6 +227,7 @@ def main() -> None:
     parser.add_argument("--bytes", type=numbers, default=[100_000, 276_000, 1_000_000, 4_000_000])
     parser.add_argument("--delays-us", type=numbers, default=[100, 1000])
     parser.add_argument("--reductions", type=numbers, default=[8, 32], help="an iteration")
+    parser.add_argument("--bare", action="store_true", help="by links and by bare sockets alone")
     parser.add_argument("--together", type=int, default=1, help="0: no rows of agents in place")
     parser.add_argument(
         "--agents", type=lambda text: [float(part) for part in text.split(",") if part],
@@ -240,7 +242,7 @@ def main() -> None:
     if why := why_no_network():
         sys.exit(f"{why}. Run it as root, on Linux.")
     fields: dict[str, Any] = {"conditions": options.conditions}
-    if options.bytes:
+    if options.bytes and not options.bare:
         with (
             tempfile.TemporaryDirectory() as folder,
             Network(2) as network,
@@ -270,16 +272,21 @@ def main() -> None:
             sleep_s = options.iteration_ms / 1e3 / reductions
             arguments = (ANT_BYTES, reductions, sleep_s, options.iterations)
             name = f"{ANT_BYTES}B/{delay_us}us/{reductions}x{sleep_s * 1e3:g}ms"
+            if options.bare:
+                emit_kept(f"{{}}x1/{name}", delay_us, iterate, arguments, fields, "hosts_bare")
+                bare = (*arguments, True)
+                emit_kept(f"{{}}x1/{name}/bare", delay_us, iterate, bare, fields, "hosts_bare")
+                continue
             if options.together:
                 emit_kept(f"{{}}x1/{name}", delay_us, iterate, arguments, fields)
-                bare = (*arguments, True)
-                emit_kept(f"{{}}x1/{name}/bare", delay_us, iterate, bare, fields)
             for factor in options.agents:
                 apart = (*arguments, factor * options.iteration_ms / 1e3)
                 emit_kept(f"{{}}x(1+1)/{name}/{factor:g}", delay_us, iterate_apart, apart, fields)
 
 
-def emit_kept(name: str, delay_us: int, body: Any, arguments: Any, given: Any) -> None:
+def emit_kept(
+    name: str, delay_us: int, body: Any, arguments: Any, given: Any, bench: str = "hosts"
+) -> None:
     """Emits the efficiency of two to four hosts, in terms of one host's throughput."""
     durations = {}
     for count in (1, *HOSTS):
@@ -296,7 +303,7 @@ def emit_kept(name: str, delay_us: int, body: Any, arguments: Any, given: Any) -
     for count in HOSTS:
         efficiencies = [alone / seconds[0] for seconds in durations[count]]
         emit(
-            "hosts", name.format(count),
+            bench, name.format(count),
             value=round(statistics.median(efficiencies), 3), unit="of one host's throughput",
             peer=None, ratio=None, repeats=len(efficiencies),
             spread=[round(min(efficiencies), 3), round(max(efficiencies), 3)],
