@@ -14,6 +14,8 @@ UNSPECIFIED, OUT_OF_SCOPE = 0, 5  # Ray's reasons
 class State:
     """What an actor has saved, or been called with."""
 
+    call = SimpleNamespace(id=b"a call")
+
 
 @pytest.fixture
 def keeper(monkeypatch):
