@@ -43,17 +43,23 @@ def held():
 LOOKS = "looks into engine local"
 ATTEMPT = "the attempt of a task"
 CALLED_AGAIN = "what replayed calls call is not called again"
+DEVICE = "`device=`"
+FOUND = "an actor found by its name does not end before it is called"
 GENERATOR = "a generator as argument, or in a value"
 HOW_IT_DIED = "how a process died"
 IN_ORDER = "calls stay in order for each caller"
+LENT = "a CPU that a waiting task lends goes to what was submitted first"
+MEMFD = "a `Memfd` as argument"
 ONCE = "streams of generators of actors come once across a crash"
 RUNNING_METHOD = "`cancel` of a method that runs"
 STACKS = "`write_stacks`"
 
 # The files of tests/runtime that run on both engines.
 FILES = (
-    "test_actor_recovery.py", "test_actors.py", "test_captured.py", "test_errors.py",
-    "test_futures.py", "test_generators.py", "test_methods.py", "test_tasks.py",
+    "test_actor_recovery.py", "test_actors.py", "test_assigned.py", "test_calls.py",
+    "test_captured.py", "test_errors.py", "test_futures.py", "test_generators.py",
+    "test_methods.py", "test_names.py", "test_nested.py", "test_objects.py", "test_resources.py",
+    "test_tasks.py", "test_util.py",
 )  # fmt: skip
 
 # file: {test: what is different}; the name of a test with or without its parameters
@@ -79,6 +85,9 @@ DIFFERENT = {
         "test_an_actor_with_threads_can_leave_and_cuts_its_other_calls_off": HOW_IT_DIED,
         "test_an_async_actor_can_leave": HOW_IT_DIED,
     },
+    "test_calls.py": {
+        "test_shared_memory_goes_both_ways": MEMFD,
+    },
     "test_captured.py": {
         "test_an_actor_class_captures_and_its_actor_keeps_it_across_a_restart": CALLED_AGAIN,
         "test_a_lost_result_is_made_again_by_a_function_that_captures": LOOKS,
@@ -97,6 +106,28 @@ DIFFERENT = {
     "test_methods.py": {
         "test_a_cancelled_method_is_not_retried": RUNNING_METHOD,
         "test_an_actor_that_had_retried_is_rebuilt_to_the_same_state": CALLED_AGAIN,
+    },
+    "test_names.py": {
+        "test_an_actor_found_by_its_name_does_not_end_before_it_is_called": FOUND,
+        "test_an_actor_rebuilt_after_it_found_one_by_name_calls_nothing_anew": CALLED_AGAIN,
+    },
+    "test_nested.py": {
+        "test_a_blocked_task_lends_its_cpu_to_those_that_were_there_before": LENT,
+        "test_a_task_that_goes_on_after_wait_counts_as_running_again": LOOKS,
+    },
+    "test_objects.py": {
+        "test_large_values_are_views_of_one_memory": LOOKS,
+        "test_memory_is_free_when_reference_and_views_are_gone": LOOKS,
+        "test_a_lost_result_is_made_again_by_the_one_task_that_is_needed": LOOKS,
+        "test_what_it_was_made_from_is_made_again_if_it_is_lost_too": LOOKS,
+        "test_what_nobody_held_any_more_is_made_again_when_it_is_needed": LOOKS,
+        "test_a_task_that_already_waits_gets_what_is_made_again": LOOKS,
+        "test_one_lost_result_of_several_is_made_again_and_the_others_stay": LOOKS,
+        "test_a_lost_item_of_a_generator_is_made_again": LOOKS,
+        "test_a_put_value_that_is_lost_says_that_it_cannot_be_made_again": LOOKS,
+    },
+    "test_resources.py": {
+        "test_what_no_device_has_is_refused_in_words[options4-4]": DEVICE,
     },
     "test_tasks.py": {
         "test_functions_are_not_kept_for_ever_and_can_be_called_again": LOOKS,

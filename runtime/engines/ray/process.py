@@ -116,7 +116,7 @@ def _enter(
 ) -> None:
     """Makes a call the context of the code that runs now."""
     runtime = ray.get_runtime_context()
-    resources, gpus = runtime.get_assigned_resources(), runtime.get_accelerator_ids().get("GPU", ())
+    resources, gpus = runtime.get_assigned_resources(), ray.get_gpu_ids()
     context = call_context.Context(
         task_id=call.id, calls=_call_numbers(), name=call.name,
         resources=dict(resources), gpu_ids=tuple(gpus),
