@@ -10,6 +10,7 @@ import pytest
 import bodies_tasks as bodies
 from gmi_drl import runtime
 from killers import lose
+from runtime_engines import ON_RAY
 
 LONG = timedelta(seconds=30)
 
@@ -304,9 +305,11 @@ def test_a_call_of_which_the_actor_dies_can_fail_alone(tmp_path):
     actor = counter(tmp_path / "n", cls=bodies.Poisoned, max_restarts=2, max_task_retries=0)
     calls = [actor.add.remote(i == 3) for i in range(6)]
     assert runtime.get(calls[:3], LONG) == [1, 2, 3]
-    with pytest.raises(runtime.ActorDiedError, match=r"max_task_retries=0.*goes on"):
+    death = "" if ON_RAY else "SIGKILL: .*"
+    with pytest.raises(runtime.ActorDiedError, match=death + r"max_task_retries=0.*goes on"):
         runtime.get(calls[3], LONG)
-    assert runtime.get(calls[4:], LONG) == [4, 5]
+    answers = runtime.get(calls[4:], LONG)
+    assert (sorted(answers) if ON_RAY else answers) == [4, 5]  # Ray may send them in another order
     assert bodies.marks(tmp_path / "n") == len(runtime.deaths(actor)) == 1
 
 

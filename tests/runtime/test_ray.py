@@ -34,11 +34,8 @@ def test_behaviour_on_ray(file):
     pytest.importorskip("ray")
     environment = {**os.environ, "GMI_DRL_TEST_ENGINE": "ray"}
     command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider"]
-    command += [
-        str(HERE / file),
-        "-W",
-        "ignore::ResourceWarning",
-    ]  # Ray leaves files and processes to the collector
+    command += ["-W", "ignore::ResourceWarning"]  # Ray leaves files and processes to the collector
+    command.append(str(HERE / file))
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 

@@ -265,13 +265,13 @@ class _Process:
                 self._records = []
 
     def told(self) -> Any:
-        """Sends what was not sent; returns Ray's reference of its arrival, None if it was nothing.
+        """Sends what was not sent; returns Ray's reference of its arrival, None if none ever was.
 
-        A call is answered after that, so that its records are there when its result is.
+        A call is answered after that, so that its records are there when its result is: also those
+        that another call of a concurrent actor has sent.
         """
         self._send_records()
-        sent, self._sent = self._sent, None
-        return sent
+        return self._sent
 
     def stop_requested(self) -> bool:
         now_s = time.monotonic()
