@@ -50,6 +50,7 @@ HOW_IT_DIED = "how a process died"
 IN_ORDER = "calls stay in order for each caller"
 LENT = "a CPU that a waiting task lends goes to what was submitted first"
 MEMFD = "a `Memfd` as argument"
+NAME_IS_FREE = "the name of an actor is free as soon as the last handle of it is dropped"
 ONCE = "streams of generators of actors come once across a crash"
 RUNNING_METHOD = "`cancel` of a method that runs"
 STACKS = "`write_stacks`"
@@ -80,6 +81,7 @@ DIFFERENT = {
         "test_items_of_a_generator_come_once_across_a_kill": ONCE,
     },
     "test_actors.py": {
+        "test_the_name_of_an_actor_is_free_as_soon_as_its_last_handle_is_dropped": NAME_IS_FREE,
         "test_an_actor_that_is_found_by_its_name_in_time_does_not_end": LOOKS,
         "test_calls_of_a_dead_actor_fail_at_once_with_the_cause": HOW_IT_DIED,
         "test_an_actor_with_threads_can_leave_and_cuts_its_other_calls_off": HOW_IT_DIED,
