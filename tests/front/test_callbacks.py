@@ -15,7 +15,7 @@ from gmi_drl.cli import main
 from gmi_drl.launcher.callbacks import loading
 from gmi_drl.launcher.callbacks.callback import EndedRun
 from gmi_drl.launcher.callbacks.calls import CallbackError, Callbacks
-from gmi_drl.launcher.start import launcher
+from gmi_drl.launcher.start import gang_loop
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.placement.config.yaml_text import write_yaml
 
@@ -174,8 +174,8 @@ def test_a_run_that_is_asked_to_end_is_given_time_by_how_long_its_iterations_tak
             super().on_iteration(iteration, metrics)
             self.run.request_stop("one is enough")
 
-    monkeypatch.setattr(launcher, "_GRACE", timedelta(0))
-    monkeypatch.setattr(launcher, "_ITERATIONS", 100)  # on a busy machine one is far longer
+    monkeypatch.setattr(gang_loop, "_GRACE", timedelta(0))
+    monkeypatch.setattr(gang_loop, "_ITERATIONS", 100)  # on a busy machine one is far longer
     result = launch(
         config, Enough(), overrides=["run.total_steps=100000000"], roles={"trainer": Long}
     )

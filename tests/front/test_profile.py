@@ -19,7 +19,7 @@ import bodies_recovery
 import faults
 import gmi_drl
 from gmi_drl.gmi.backends.cpu import CpuBackend
-from gmi_drl.launcher.start import launcher
+from gmi_drl.launcher.start import training_run
 from gmi_drl.roles.state import checkpoint
 
 DRAW = Path(__file__).parents[2] / "scripts" / "draw_phases.py"
@@ -198,7 +198,7 @@ def test_the_command_says_what_it_does_and_where_the_traces_are(tmp_path):
 
 @pytest.mark.slow
 def test_a_profiled_run_is_not_held_against_what_tuning_promised(tmp_path, monkeypatch):
-    monkeypatch.delattr(launcher, "PromiseWatch")
+    monkeypatch.delattr(training_run, "PromiseWatch")
     assert launch(tmp_path, iterations=4, watch=False).steps == 4 * T * 8 * 2
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from gmi_drl import runtime
 from gmi_drl.gmi import Gang
-from gmi_drl.launcher.start import launcher
+from gmi_drl.launcher.start import gang_loop
 from gmi_drl.placement import load_config
 from gmi_drl.selector.tune.candidate import Ask, Candidate, DeviceSplit, Failed, Measured
 from gmi_drl.selector.tune.profile.candidate_run import CandidateTimeout
@@ -174,7 +174,7 @@ def test_what_cannot_be_placed_is_refused_before_anything_starts(tmp_path):
 @pytest.mark.parametrize("how", ["hang", "spin"])
 def test_an_interrupt_ends_it_and_passes(tmp_path, monkeypatch, how):
     """One signal is enough, also when nothing of the candidate answers."""
-    monkeypatch.setattr(launcher, "_GRACE", timedelta(minutes=10))  # which is not waited for
+    monkeypatch.setattr(gang_loop, "_GRACE", timedelta(minutes=10))  # which is not waited for
     marker = tmp_path / "goes wrong"
 
     def interrupt():

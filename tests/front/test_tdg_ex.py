@@ -16,7 +16,7 @@ import faults
 import gmi_drl
 from gmi_drl.gmi import Gang, GmiDied
 from gmi_drl.gmi.backends.cpu import CpuBackend
-from gmi_drl.launcher.start import jobs, launcher
+from gmi_drl.launcher.start import jobs, training_run
 from gmi_drl.placement import Device, Topology, check, load_config, tdg_ex
 from gmi_drl.placement.templates import rollout_workers_of
 from gmi_drl.roles.state import checkpoint
@@ -332,7 +332,7 @@ def test_kills_at_random_moments_cost_iterations_and_not_the_run(tmp_path, monke
         return gangs[-1]
 
     several(monkeypatch, agents=1, devices=2)
-    monkeypatch.setattr(launcher, "Gang", noted)
+    monkeypatch.setattr(training_run, "Gang", noted)
     stop = threading.Event()
     thread = threading.Thread(target=killer, args=(stop, gangs, 4, 25, 7))
     thread.start()
