@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -24,6 +25,16 @@ _HEAD = ("bench", "machine", "commit")  # the fields that a results file has onc
 
 class Unwritable(OSError):
     """Results cannot be written to their folder."""
+
+
+def utc_now() -> str:
+    """Returns the date and time for results."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def slug(name: str) -> str:
+    """Returns the name of a machine, say, as that of a file or a folder."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def say(text: str) -> None:
@@ -113,7 +124,7 @@ def emit(
         **more,
         "machine": more.get("machine", machine()),  # that of an earlier measurement, if given
         "commit": commit(),
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": utc_now(),
     }
     print(json.dumps(row), flush=True)
     _replace_row(RESULTS / f"{bench}.json", row)

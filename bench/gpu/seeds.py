@@ -44,7 +44,7 @@ import report
 
 from gmi_drl.gmi import nvml as driver
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
-from gpu.suite.store import DRY_NOTE, slug
+from gpu.suite.store import DRY_NOTE
 
 WAYS: Final = ("slices", "mps")
 CONFIG: Final[dict[str, Any]] = {
@@ -73,7 +73,7 @@ class CellError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
-    machine = "dry-cpu" if options.dry else slug(name_of_gpu())
+    machine = "dry-cpu" if options.dry else report.slug(name_of_gpu())
     results = options.results or (report.DRY_RESULTS if options.dry else report.GPU_RESULTS)
     path = results / machine / "seeds.json"
     rows: list[dict[str, Any]] = []

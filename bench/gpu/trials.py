@@ -34,7 +34,6 @@ import report
 
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gpu.seeds import CONFIG, DRY, CellError, last_metrics, name_of_gpu, parser_of, row_of
-from gpu.suite.store import slug
 
 _LIMIT_S: Final = 300.0  # of a cell
 _END_S: Final = 15.0  # for a search that was asked to stop
@@ -42,7 +41,7 @@ _END_S: Final = 15.0  # for a search that was asked to stop
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
-    machine = "dry-cpu" if options.dry else slug(name_of_gpu())
+    machine = "dry-cpu" if options.dry else report.slug(name_of_gpu())
     results = options.results or (report.DRY_RESULTS if options.dry else report.GPU_RESULTS)
     path = results / machine / "trials.json"
     rows: list[dict[str, Any]] = []

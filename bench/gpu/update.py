@@ -68,7 +68,7 @@ from gmi_drl.roles.policies.distributions import Normal
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.policies.trunk import set_matmul_precision
 from gmi_drl.roles.samples.batch import Batch
-from gpu.suite.store import DRY_NOTE, slug
+from gpu.suite.store import DRY_NOTE
 
 WAYS: Final = ("eager", "captured", "compiled", "overhead", "both")
 OF_PPO: Final = ("compiled", "overhead", "both")
@@ -103,7 +103,7 @@ def _compare(options: argparse.Namespace) -> int:
     device = torch.device("cpu" if options.dry else "cuda:0")
     if options.dry:
         torch.set_num_threads(1)
-    folder = "dry-cpu" if options.dry else slug(torch.cuda.get_device_name(device))
+    folder = "dry-cpu" if options.dry else report.slug(torch.cuda.get_device_name(device))
     results = options.results or (report.DRY_RESULTS if options.dry else report.GPU_RESULTS)
     path = results / folder / "update.json"
     contenders: list[Contender] = []

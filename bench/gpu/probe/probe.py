@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -228,9 +226,9 @@ def written(
         },
         "machine": report.machine(),
         "commit": report.commit(),
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": report.utc_now(),
     }  # fmt: skip
-    folder = results / re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")
+    folder = results / report.slug(device.name)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "probe.json"
     replace_file(path, json.dumps(document, indent=1) + "\n")

@@ -8,11 +8,9 @@ commands for other experiments or other numbers of environments or GMIs add to t
 from __future__ import annotations
 
 import contextlib
-import datetime
 import hashlib
 import importlib.metadata
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -129,7 +127,7 @@ class Store:
         is asked for.
         """
         note = {"note": DRY_NOTE} if suite["stage"]["kind"] == "cpu" else {}
-        head = {**note, **suite, "commit": report.commit(), "began": utc_now()}
+        head = {**note, **suite, "commit": report.commit(), "began": report.utc_now()}
         if not path.exists():
             return cls(path, head, kept), ""
         store = cls.read(path, kept)
@@ -168,13 +166,3 @@ class Store:
         head, not_run = json.dumps(self.head, indent=1), json.dumps(self.not_run, indent=1)
         text = f'{{"head": {head},\n"cells": [\n{lines}\n],\n"not_run": {not_run}\n}}\n'
         report.keep(self.path, text)
-
-
-def utc_now() -> str:
-    """Returns the date and time for results."""
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def slug(name: str) -> str:
-    """Returns a machine's name as the name of a folder."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -55,7 +55,7 @@ from gpu.suite.cell_process import ENDS_S, cell_lock, measured
 from gpu.suite.plan import Open, answers, cells, resolved
 from gpu.suite.rows import failures
 from gpu.suite.stage import EXPERIMENTS, SHARES, Cell, Stage, dry_stage, gpu_stage
-from gpu.suite.store import MixedSuites, NotASuite, Store, identity, slug, utc_now
+from gpu.suite.store import MixedSuites, NotASuite, Store, identity
 from gpu.suite.tables import show
 
 _WARP: Final = "Ant-v5"  # the default environment where adapter warp can run it
@@ -171,7 +171,7 @@ def run(store: Store, stage: Stage, todo: Sequence[Cell], budget_s: float) -> No
             say(f"{max(0.0, end_s - time.monotonic()):4.0f} s left  {key}: {took_s:.0f} s so far")
 
         record = measured(filled, stage.settings, min(cell.deadline_s, left_s), store.kept, tell)
-        record |= {"others_cores": others, "at": utc_now()}
+        record |= {"others_cores": others, "at": report.utc_now()}
         if record.get("failed") == "hang" and left_s < cell.deadline_s:
             _leave_out(store, cell, f"not done in the {left_s:.0f} s that were left")
             continue
@@ -231,7 +231,8 @@ def _gpu(options: argparse.Namespace) -> tuple[Stage, str, list[str]] | None:
     env = options.env or (_TORCH if check_env(_WARP, "warp") else _WARP)
     if adapter == "auto":
         adapter = choose_adapter(env) if check_env(env, "warp") else "warp"
-    name = slug(device.name) + (f"-x{len(topology.devices)}" if len(topology.devices) > 1 else "")
+    number = len(topology.devices)
+    name = report.slug(device.name) + (f"-x{number}" if number > 1 else "")
     driver = look().driver
     return gpu_stage(env, adapter, topology, check_env), name, [f"driver {driver}"]
 

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import report
+
 from gmi_drl.placement import load_config
 from gmi_drl.selector.errors import TuneError
 from gmi_drl.selector.record.report import why
@@ -17,7 +19,6 @@ from gmi_drl.selector.tune.request import TuneRequest
 from gmi_drl.selector.tune.session import measure
 
 from .config import tune_config_of
-from .store import slug
 
 What = Mapping[str, Any]
 Result = dict[str, Any]
@@ -31,7 +32,7 @@ def tune(cell: What, stage: What, kept: Path) -> Result:
     """
     what = cell["what"]
     question = TuneRequest.of(load_config(tune_config_of(what, stage)), None)
-    question = replace(question, path=kept / f"{slug(cell['block'])}.jsonl")
+    question = replace(question, path=kept / f"{report.slug(cell['block'])}.jsonl")
     try:
         journal, _ = measure(question, f"suite: {cell['key']}", "plain", again=False)
     except TuneError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.launcher.folder.run_folder import METRICS, is_trained, last_metrics, resume_command
-from gmi_drl.launcher.view.tables import print_table, printable
+from gmi_drl.launcher.view.tables import number_text, print_table, printable
 from gmi_drl.placement import counted
 
 if TYPE_CHECKING:
@@ -133,11 +133,11 @@ def print_runs(console: Console, runs: Sequence[RunSummary]) -> None:
     """Prints one line a run."""
     rows = []
     for run in runs:
-        counts = [_shown(run.iteration, ","), _shown(run.steps, ",")]
-        returns = [_shown(run.return_mean, ".1f"), _shown(run.eval_return, ".1f")]
+        counts = [number_text(run.iteration, ","), number_text(run.steps, ",")]
+        returns = [number_text(run.return_mean, ".1f"), number_text(run.eval_return, ".1f")]
         started = "-" if run.started is None else _clock(run.started)
-        row = [run.name, started, run.state, run.env or "-", _shown(run.seed, "")]
-        rows.append([*row, *counts, *returns, _shown(run.steps_per_s, ",.0f"), str(run.path)])
+        row = [run.name, started, run.state, run.env or "-", number_text(run.seed, "")]
+        rows.append([*row, *counts, *returns, number_text(run.steps_per_s, ",.0f"), str(run.path)])
     columns = ["name", "started", "state", "env", "seed", "iterations", "steps", "return"]
     columns += ["evaluation", "steps/s", "folder"]
     empty = [column for i, column in enumerate(columns) if all(row[i] == "-" for row in rows)]
@@ -150,16 +150,11 @@ def _clock(since_epoch_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since_epoch_s))
 
 
-def _shown(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
 def print_result(console: Console, result: RunResult) -> None:
     """Prints how a run ended, where its files are, and how to go on with one that was stopped."""
     from gmi_drl.launcher.view.view import peak_summary
     from gmi_drl.launcher.watch.records import where
 
-    mean = result.return_mean
     rows = [["state", result.state]]
     if result.steps:
         rows += [
@@ -167,7 +162,7 @@ def print_result(console: Console, result: RunResult) -> None:
             ["steps", f"{result.steps:,}"],
             ["training time", f"{result.seconds:.1f} s"],
             ["steps/s", f"{result.steps_per_s:,.0f}"],
-            ["return while training", "-" if mean is None else f"{mean:.1f}"],
+            ["return while training", number_text(result.return_mean, ".1f")],
             ["return of the trained policy", _evaluation_text(result)],
             *([["segments", str(result.experience)]] if result.experience else []),
         ]

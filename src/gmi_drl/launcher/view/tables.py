@@ -42,6 +42,11 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]} ... ({len(text):,} characters)"
 
 
+def number_text(value: float | None, form: str) -> str:
+    """Returns a number in this form, or "-" where there is none."""
+    return "-" if value is None else format(value, form)
+
+
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 

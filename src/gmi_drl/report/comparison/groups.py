@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gmi_drl.launcher.view.tables import cut, print_table, printable
+from gmi_drl.launcher.view.tables import cut, number_text, print_table, printable
 from gmi_drl.placement import counted
 from gmi_drl.report.statistics import Estimate, estimate
 
@@ -167,23 +167,19 @@ def run_rows(comparison: Comparison) -> list[list[str]]:
     return [
         [
             label,
-            _text(run.summary.seed, "d"),
+            number_text(run.summary.seed, "d"),
             run.summary.state,
-            _text(run.steps, ",.0f"),
-            _text(run.summary.return_mean, ",.1f"),
-            _text(run.eval_return, ",.1f"),
-            _text(run.eval_episodes, ",d"),
-            _text(run.training_s, ",.1f"),
-            _text(run.wall_s, ",.1f"),
-            _text(run.steps_per_s, ",.0f"),
+            number_text(run.steps, ",.0f"),
+            number_text(run.summary.return_mean, ",.1f"),
+            number_text(run.eval_return, ",.1f"),
+            number_text(run.eval_episodes, ",d"),
+            number_text(run.training_s, ",.1f"),
+            number_text(run.wall_s, ",.1f"),
+            number_text(run.steps_per_s, ",.0f"),
             str(run.path),
         ]
         for label, run in comparison.runs
     ]
-
-
-def _text(value: float | None, form: str) -> str:
-    return _ABSENT if value is None else format(value, form)
 
 
 def interval_text(one: Estimate | None) -> str:
