@@ -99,6 +99,19 @@ def count_gloo(group):
     return found
 
 
+def reduce_by_the_fastest(group):
+    """What this GMI's leader has measured, its note, and whether sums are right."""
+    sums = []
+    for numel in (100, 70_000, 700_000):
+        bucket = group.bucket(f"{numel}", numel)
+        bucket.buffer.fill_(group.rank + 1.0)
+        sums += bucket.reduce("sum").unique().tolist()
+    measured = {way: (link.alpha_s, link.beta_s_per_byte) for way, link in group.measured.items()}
+    outcome = measured, group.note, sums
+    group.finish("done")
+    return outcome
+
+
 def reduce_and_count(group, ready, told):
     """Reduces until a rank is told to stop, and checks each; what its leader has refused."""
     bucket = group.bucket("gradient", 100_000)

@@ -24,6 +24,9 @@ Rows:
     3x1/276000B/100us/8x31.75ms/bare
                                  the same by bare sockets, with --bare: kept in hosts_bare.json
                                  beside what links keep in the same run
+    3x1/276000B/100us/8x31.75ms/measured
+                                 with --bare: by the way that leaders have measured to be the
+                                 fastest; `note` has the times of each
     3x(1+1)/276000B/100us/8x31.75ms/1.25
                                  the same of 3 hosts with an agent each, whose sleeps are 1.25 times
                                  as long as all of its trainer's for a segment
@@ -52,7 +55,7 @@ from reduction import latency, medians
 from report import emit, emit_pairs
 
 from cluster import Cluster, Network, why_no_network
-from gmi_drl.comm.hosts.steps import all_reduce
+from gmi_drl.comm.hosts.steps import all_reduce, usual_way
 
 ANT_BYTES = 276_000
 HOSTS = (2, 3, 4)
@@ -130,7 +133,8 @@ class BareSockets:
     def __init__(self, group: Any, numel: int) -> None:
         import numpy as np
 
-        self.steps = all_reduce(group.rank, group.size, numel, 4)
+        way = usual_way(group.size, 4 * numel)
+        self.steps = all_reduce(way, group.rank, group.size, numel)
         self.vector = np.zeros(numel, np.float32)
         self.received = np.zeros(numel, np.float32)
         self.sockets: dict[int, socket.socket] = {}
@@ -170,8 +174,8 @@ class BareSockets:
 
 def iterate(
     group: Any, nbytes: int, reductions: int, sleep_s: float, iterations: int, is_bare: bool = False
-) -> list[tuple[float, float]]:
-    """Returns the seconds of each iteration, and the mean seconds of a reduction in it."""
+) -> tuple[list[tuple[float, float]], str]:
+    """Returns the seconds of each iteration, with the mean of a reduction in it, and a note."""
     numel = nbytes // 4
     bucket = BareSockets(group, numel) if is_bare else group.bucket("gradient", numel)
     durations = []
@@ -179,13 +183,14 @@ def iterate(
         begin = time.monotonic()
         reduce_s = train(bucket, reductions, sleep_s)
         durations.append((time.monotonic() - begin, reduce_s))
+    note = group.note
     group.finish("done")
-    return durations[3:]
+    return durations[3:], note
 
 
 def iterate_apart(
     group: Any, nbytes: int, reductions: int, sleep_s: float, iterations: int, rollout_s: float
-) -> list[tuple[float, float]]:
+) -> tuple[list[tuple[float, float]], str]:
     """Returns the same of a trainer whose agent, a thread, takes `rollout_s` for a segment."""
     from gmi_drl.comm.errors import LinkEnded
     from gmi_drl.comm.transports import StreamSpec, create_link, wait_any
@@ -216,7 +221,7 @@ def iterate_apart(
             durations.append((time.monotonic() - begin, reduce_s))
     agent.join(60)
     group.finish("done")
-    return durations[3:]
+    return durations[3:], ""
 
 
 def main() -> None:
@@ -274,6 +279,10 @@ def main() -> None:
             name = f"{ANT_BYTES}B/{delay_us}us/{reductions}x{sleep_s * 1e3:g}ms"
             if options.bare:
                 emit_kept(f"{{}}x1/{name}", delay_us, iterate, arguments, fields, "hosts_bare")
+                emit_kept(
+                    f"{{}}x1/{name}/measured", delay_us, iterate, arguments, fields, "hosts_bare",
+                    measures=True,
+                )  # fmt: skip
                 bare = (*arguments, True)
                 emit_kept(f"{{}}x1/{name}/bare", delay_us, iterate, bare, fields, "hosts_bare")
                 continue
@@ -285,20 +294,23 @@ def main() -> None:
 
 
 def emit_kept(
-    name: str, delay_us: int, body: Any, arguments: Any, given: Any, bench: str = "hosts"
-) -> None:
+    name: str, delay_us: int, body: Any, arguments: Any, given: Any, bench: str = "hosts",
+    measures: bool = False,
+) -> None:  # fmt: skip
     """Emits the efficiency of two to four hosts, in terms of one host's throughput."""
-    durations = {}
+    durations, notes = {}, {}
     for count in (1, *HOSTS):
         with (
             Network(count, delay_us / 1e6) as network,
-            Cluster(body, (1,) * count, *arguments, network=network) as cluster,
+            Cluster(
+                body, (1,) * count, *arguments, network=network, spec={"measures": measures}
+            ) as cluster,
         ):
             outcomes = cluster.outcomes()
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
-        durations[count] = outcomes[0]
+        durations[count], notes[count] = outcomes[0]
     alone = statistics.median(seconds[0] for seconds in durations[1])
     for count in HOSTS:
         efficiencies = [alone / seconds[0] for seconds in durations[count]]
@@ -308,7 +320,7 @@ def emit_kept(
             peer=None, ratio=None, repeats=len(efficiencies),
             spread=[round(min(efficiencies), 3), round(max(efficiencies), 3)],
             reduction_us=round(statistics.median(seconds[1] for seconds in durations[count]) * 1e6),
-            **given,
+            **given, **({"note": notes[count]} if notes[count] else {}),
         )  # fmt: skip
 
 

@@ -70,6 +70,11 @@ class Group(ABC):
         """Returns how many connections and messages of strangers this rank has refused so far."""
         return 0
 
+    @property
+    def note(self) -> str:
+        """Returns what people should know of how it reduces, as far as this rank knows; or ""."""
+        return ""
+
     @abstractmethod
     def bucket(
         self, name: str, numel: int, dtype: torch.dtype | None = None,

@@ -123,6 +123,11 @@ class HostLinks:
         early = sum(self._authenticator.refused[key] for key in self._known)
         return {"connections": self._handshakes.refused - early, **self._refused}
 
+    @property
+    def addresses(self) -> list[str]:
+        """Returns where the leaders of all hosts listen in this epoch, by host."""
+        return [end.address for end in self._endpoints if end is not None]
+
     # Forming ---------------------------------------------------------------------------------
 
     def begin(self, generation: int) -> None:

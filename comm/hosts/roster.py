@@ -47,6 +47,7 @@ class HostSpec:
     wait: timedelta = DEFAULT_WAIT  # for all hosts to meet, at first and when one was lost
     trusted: bool = False  # the network: large sums travel by gloo, without encryption
     interface: str = ""  # for gloo; else that of the address
+    measures: bool = False  # how long each way between hosts takes, to choose by; else the usual
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < len(self.members):

@@ -1,23 +1,27 @@
 """Schedules how leaders of hosts combine a vector: what each sends and receives, step by step.
 
 Hosts are connected each with each. A sum is made once, in ascending order of hosts or between two
-that meet, and passed on as it is: every host reads the same bits.
+that meet, and passed on as it is: every host reads the same bits. There are three ways:
 
-- Two hosts, or a short vector: each sends all of it to each. One step.
-- Up to four hosts: each sums its share of the vector and sends the sum to each. Two steps, and
-  with 2 (n - 1) / n of the vector the fewest bytes that can be; a ring has as many bytes and
-  2 (n - 1) steps.
-- More: recursive halving and doubling, 2 log2(n) steps. The hosts beyond a power of two give what
-  they have to a neighbour first, and are sent the sum at the end.
+    one_step    each sends all of its vector to each
+    two_steps   each sums its share of the vector and sends the sum to each: with 2 (n - 1) / n of
+                the vector the fewest bytes that can be; a ring has as many, in 2 (n - 1) steps
+    halving     recursive halving and doubling: as many bytes, to one host at a time, in
+                2 log2(n) steps; the hosts beyond a power of two give what they have to a
+                neighbour first, and are sent the sum at the end
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
+Way: TypeAlias = Literal["one_step", "two_steps", "halving"]
+
+GLOO_BYTES: Final = 1_000_000  # below it links were faster than gloo (bench/comm/hosts.py)
 _SHORT_BYTES: Final = 64 << 10  # below it a step costs more than the bytes that it saves
-_DIRECT: Final = 4  # hosts up to which each speaks to each
+_DIRECT: Final = 4  # hosts up to which each speaks to each, where nothing is measured
+_ONE_STEP: Final = 8  # hosts up to which one step may be the fastest: it sends n / 2 as much
 
 
 class Part(NamedTuple):
@@ -39,28 +43,41 @@ class Transfer(NamedTuple):
     adds: bool
 
 
-def all_reduce(rank: int, count: int, numel: int, itemsize: int) -> list[Transfer]:
+def ways(count: int) -> tuple[Way, ...]:
+    """Returns the ways for `count` hosts of which each may be the fastest."""
+    if count <= 2:
+        return ("one_step",)
+    within: tuple[Way, ...] = ("one_step", "two_steps") if count <= _ONE_STEP else ("two_steps",)
+    return within if count == 3 else (*within, "halving")
+
+
+def usual_way(count: int, nbytes: int) -> Way:
+    """Returns the way for a vector of so many bytes where nothing is measured."""
+    if count <= 2 or (count <= _DIRECT and nbytes <= _SHORT_BYTES):
+        return "one_step"
+    return "two_steps" if count <= _DIRECT else "halving"
+
+
+def all_reduce(way: Way, rank: int, count: int, numel: int) -> list[Transfer]:
     """Returns the steps of host `rank` of `count` that turn each one's vector into the sum."""
+    if count == 1:
+        return []
+    if way == "halving":
+        return _halving_doubling(rank, count, numel)
     peers = [peer for peer in range(count) if peer != rank]
-    if count <= 2 or (count <= _DIRECT and numel * itemsize <= _SHORT_BYTES):
+    if way == "one_step":
         parts = tuple(Part(peer, 0, numel) for peer in peers)
-        return [Transfer(parts, parts, True)] if peers else []
-    if count <= _DIRECT:
-        bounds = [numel * i // count for i in range(count + 1)]
-        sends = tuple(Part(peer, bounds[peer], bounds[peer + 1]) for peer in peers)
-        receives = tuple(Part(peer, bounds[rank], bounds[rank + 1]) for peer in peers)
-        return [Transfer(sends, receives, True), *all_gather(rank, bounds)]
-    return _halving_doubling(rank, count, numel)
+        return [Transfer(parts, parts, True)]
+    bounds = [numel * i // count for i in range(count + 1)]
+    sends = tuple(Part(peer, bounds[peer], bounds[peer + 1]) for peer in peers)
+    receives = tuple(Part(peer, bounds[rank], bounds[rank + 1]) for peer in peers)
+    return [Transfer(sends, receives, True), *all_gather(rank, bounds)]
 
 
-def traffic(count: int, numel: int, itemsize: int) -> tuple[int, int]:
-    """Returns how many steps an all-reduce of `count` hosts takes, and the most bytes of one host.
-
-    Those are what it sends, in all steps together.
-    """
-    schedules = [all_reduce(rank, count, numel, itemsize) for rank in range(count)]
-    sent = [sum(p.stop - p.start for step in steps for p in step.sends) for steps in schedules]
-    return max(map(len, schedules)), max(sent) * itemsize
+def sent_bytes(way: Way, count: int, numel: int, itemsize: int) -> int:
+    """Returns how many bytes that host sends in an all-reduce which sends the most."""
+    schedules = [all_reduce(way, rank, count, numel) for rank in range(count)]
+    return itemsize * max(sum(p.stop - p.start for t in s for p in t.sends) for s in schedules)
 
 
 def all_gather(rank: int, bounds: Sequence[int]) -> list[Transfer]:

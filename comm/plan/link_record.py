@@ -39,20 +39,22 @@ def load(path: Path, fingerprint: Mapping[str, str]) -> tuple[dict[LinkKey, Link
     A missing file is silent; a damaged one, or one that knows other machines only, is not.
     """
     try:
-        machines = _machines(path)
+        known = machines(path)
     except FileNotFoundError:
         return {}, ""
     except OSError as error:
         return {}, f"{path} cannot be read ({error.strerror}); links are measured anew"
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return {}, f"{path} is damaged ({type(error).__name__}: {error}); links are measured anew"
-    for machine in machines:
+    for machine in known:
         if machine["fingerprint"] == dict(fingerprint):
             return machine["links"], ""
-    if not machines:
+    others = [machine["fingerprint"] for machine in known]
+    comparable = [other for other in others if other.keys() == fingerprint.keys()]
+    if not comparable:
         return {}, ""
     own = set(fingerprint.items())
-    nearest = max((m["fingerprint"] for m in machines), key=lambda other: len(own & other.items()))
+    nearest = max(comparable, key=lambda other: len(own & other.items()))
     different = next((k for k in fingerprint if nearest.get(k) != fingerprint[k]), "machine")
     return {}, (
         f"{path} was measured with {different} {nearest.get(different, 'unknown')}, and here it is "
@@ -63,7 +65,7 @@ def load(path: Path, fingerprint: Mapping[str, str]) -> tuple[dict[LinkKey, Link
 def store(path: Path, fingerprint: Mapping[str, str], links: Mapping[LinkKey, Link]) -> str:
     """Adds links to the record; returns what went wrong, or "". Never raises OSError."""
     try:
-        other_machines = [m for m in _machines(path) if m["fingerprint"] != dict(fingerprint)]
+        other_machines = [m for m in machines(path) if m["fingerprint"] != dict(fingerprint)]
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         other_machines = []
     known_links, _ = load(path, fingerprint)
@@ -72,10 +74,10 @@ def store(path: Path, fingerprint: Mapping[str, str], links: Mapping[LinkKey, Li
         "measured": time.time(),  # of the calendar: for people, and to drop the oldest
         "links": {**known_links, **links},
     }
-    machines = sorted([*other_machines, this_machine], key=lambda machine: machine["measured"])
+    kept = sorted([*other_machines, this_machine], key=lambda machine: machine["measured"])
     entries = [
         {**machine, "links": [asdict(key) | asdict(link) for key, link in machine["links"].items()]}
-        for machine in machines[-_MAX_MACHINES:]
+        for machine in kept[-_MAX_MACHINES:]
     ]
     text = json.dumps({"format": _FORMAT, "machines": entries}, indent=1)
     try:
@@ -86,8 +88,8 @@ def store(path: Path, fingerprint: Mapping[str, str], links: Mapping[LinkKey, Li
     return ""
 
 
-def _machines(path: Path) -> list[dict[str, Any]]:
-    """Reads every machine of the file, its links as Link by LinkKey."""
+def machines(path: Path) -> list[dict[str, Any]]:
+    """Reads every machine of the file, or set of hosts, its links as Link by LinkKey."""
     data = json.loads(path.read_text(encoding="utf-8"))
     if data["format"] != _FORMAT:
         raise ValueError(f"format {data['format']!r} is not {_FORMAT}")

@@ -6,6 +6,9 @@ A *link* is one primitive among so many ranks, as the ranks of a layout lie on d
     ring          an all-reduce between devices: NCCL on GPUs, gloo between groups of cores
     ring_bcast    one rank's vector to the others over such a ring
     ipc           a reduction in the memory of one GPU
+    one_step, two_steps, halving
+                  an all-reduce between the leaders of hosts; see comm/hosts/steps.py
+    gloo          the same by gloo
 
 alpha is what a transfer takes before its first byte; at the size of a policy it decides. This file
 is arithmetic; `measure` finds the times, `link_record` keeps what was found.
@@ -15,14 +18,24 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gmi_drl.comm.group.group import Wire
 
-LinkKind: TypeAlias = Literal["host", "ring", "ring_bcast", "ipc"]
-LINK_KINDS: Final[tuple[LinkKind, ...]] = ("host", "ring", "ring_bcast", "ipc")
+HostsWay: TypeAlias = Literal["one_step", "two_steps", "halving", "gloo"]
+LinkKind: TypeAlias = Literal["host", "ring", "ring_bcast", "ipc"] | HostsWay
+LINK_KINDS: Final[dict[LinkKind, str]] = {  # and what people call them
+    "host": "shared memory",
+    "ring": "ring",
+    "ring_bcast": "broadcast by ring",
+    "ipc": "GPU memory",
+    "one_step": "one step",
+    "two_steps": "two steps",
+    "halving": "halving and doubling",
+    "gloo": "gloo",
+}
 
 
 @dataclass(frozen=True, order=True)
@@ -62,6 +75,11 @@ class Link:
     def bandwidth(self) -> float:
         """Returns the bytes of one rank's vector a second, without alpha; or infinity."""
         return 1 / self.beta_s_per_byte if self.beta_s_per_byte else math.inf
+
+
+def fastest(links: Mapping[HostsWay, Link], nbytes: int) -> HostsWay:
+    """Returns the one of several ways that takes the least for a vector of so many bytes."""
+    return min(links, key=lambda way: links[way].seconds(nbytes))
 
 
 def fit(times: Sequence[tuple[int, Sequence[float]]]) -> Link:

@@ -26,15 +26,17 @@ from gmi_drl.comm.group.group import Group, ReduceOp, Reducer
 from gmi_drl.comm.group.tags import make_tag
 from gmi_drl.comm.hosts import GroupOutcome, HostSpec, steps, write_outcome
 from gmi_drl.comm.hosts.links import HostLinks, Interrupted
+from gmi_drl.comm.plan.host_links import keep
+from gmi_drl.comm.plan.links import LINK_KINDS, HostsWay, Link, fastest
 
 from .bucket import SharedBucket
+from .host_ways import measure
 from .hosts_gloo import HostsGloo
 from .shared_group import SharedGroup
 
 _SLICE_S: Final = 0.5
 # Share of the group's time-out: GMIs that wait for the leader must still wait when it gives up.
 _SHARE: Final = 0.5
-_BY_GLOO_BYTES: Final = 1_000_000  # below that links were faster (bench/comm/hosts.py)
 
 
 class HostsGroup(Group):
@@ -53,7 +55,9 @@ class HostsGroup(Group):
         self._timeout_s = timeout.total_seconds() * _SHARE
         self.links: HostLinks | None = None  # of a leader, from its first call on
         self._gloo: HostsGloo | None = None  # of a leader, where the network is trusted
-        self.by_gloo_from = _BY_GLOO_BYTES  # on; what is less travels by the links there, too
+        self.by_gloo_from = steps.GLOO_BYTES  # on, where nothing is measured; less goes by links
+        self.measured: dict[HostsWay, Link] = {}  # by a leader: what each way takes
+        self._largest = 0  # bytes of a bucket
         if local.rank == 0 and local.joined:  # the others are told before this GMI is set up
             with self._leading():
                 self._begin(local.joined)
@@ -61,6 +65,17 @@ class HostsGroup(Group):
     @property
     def refused(self) -> int:
         return 0 if self.links is None else sum(self.links.refused.values())
+
+    @property
+    def note(self) -> str:
+        nbytes, ways = self._largest, self.measured
+        times = [f"{LINK_KINDS[way]} {1e3 * ways[way].seconds(nbytes):.3g} ms" for way in ways]
+        if len(times) < 2:
+            return ""
+        text = (
+            f"{self.count} hosts combine {nbytes / 1024:,.0f} KiB in {LINK_KINDS[self.way(nbytes)]}"
+        )
+        return f"{text}; measured: {', '.join(times)}"
 
     def bucket(
         self, name: str, numel: int, dtype: torch.dtype | None = None,
@@ -70,6 +85,7 @@ class HostsGroup(Group):
         with self.telling():
             inner: Any = self.local.bucket(name, numel, dtype, device)
             self._buckets += 1
+            self._largest = max(self._largest, inner.buffer.nbytes)
             return HostsReducer(self, inner, name, self._buckets)
 
     def barrier(self) -> None:
@@ -136,9 +152,12 @@ class HostsGroup(Group):
             self._begin(local.generation)
         while not epoch:
             epoch = local.exchange(self._form_step())[0]
-        if self.links is not None and self.spec.trusted and self.count > 1:
+        if self.links is not None and self.count > 1:
             with self._leading():
-                self._gloo = HostsGloo(self.links, self.spec, self._timeout_s)
+                if self.spec.trusted:
+                    self._gloo = HostsGloo(self.links, self.spec, self._timeout_s)
+                if self.spec.measures:
+                    self._measure(self.links)
         self.generation = epoch - 1
         words: Any = local.bucket("words of all hosts", self.size, torch.float64)
         self._numbers: SharedBucket = words
@@ -157,6 +176,25 @@ class HostsGroup(Group):
             return self.links.form(_SLICE_S)
         return 0
 
+    def _measure(self, links: HostLinks) -> None:
+        """Measures what each way takes, if the leader of any host has not done so yet."""
+        tag, rank, count = make_tag(_tags.REFORM), self.spec.rank, self.count
+
+        def largest(value: float) -> float:
+            values = np.zeros(count)
+            values[rank] = value
+            links.run(values, steps.all_gather(rank, range(count + 1)), tag)
+            return float(values.max())
+
+        if largest(not self.measured):
+            ways: list[HostsWay] = [*steps.ways(count)]
+            if self._gloo is not None:
+                ways.append("gloo")
+            self.measured = measure(
+                ways, lambda way, vector: self._reduce_by(way, vector, tag), largest
+            )
+            keep(links.addresses, self.measured)
+
     # For the reducers ------------------------------------------------------------------------
 
     def run(self, vector: np.ndarray[Any, Any], todo: list[steps.Transfer], tag: int) -> None:
@@ -167,12 +205,25 @@ class HostsGroup(Group):
 
     def all_reduce(self, vector: np.ndarray[Any, Any], tag: int) -> None:
         """Turns `vector` into the sum over all hosts; as `run`, for their leaders alone."""
-        if self._gloo is None or vector.nbytes < self.by_gloo_from:
-            rank, count = self.spec.rank, self.count
-            self.run(vector, steps.all_reduce(rank, count, vector.size, vector.itemsize), tag)
-            return
         with self._leading():
+            self._reduce_by(self.way(vector.nbytes), vector, tag)
+
+    def way(self, nbytes: int) -> HostsWay:
+        """Returns how leaders combine a vector of so many bytes."""
+        if self.measured:
+            return fastest(self.measured, nbytes)
+        if self._gloo is not None and nbytes >= self.by_gloo_from:
+            return "gloo"
+        return steps.usual_way(self.count, nbytes)
+
+    def _reduce_by(self, way: HostsWay, vector: np.ndarray[Any, Any], tag: int) -> None:
+        if way == "gloo":
+            assert self._gloo is not None
             self._gloo.all_reduce(vector, tag)
+            return
+        assert self.links is not None
+        rank, count = self.spec.rank, self.count
+        self.links.run(vector, steps.all_reduce(way, rank, count, vector.size), tag)
 
     def _close_gloo(self) -> None:
         if self._gloo is not None:

@@ -408,8 +408,8 @@ class ClusterConfig(Section):
     that comes back in again (`shrink`), or waits for as many as it had, at most `wait_s` (`wait`).
     """
     network: Literal["private", "trusted"] = "private"
-    """How sums travel between hosts: encrypted and authenticated (`private`), or large ones by gloo
-    in plain tcp, where only you reach the network (`trusted`)."""
+    """How sums travel between hosts: encrypted and authenticated (`private`), or also by gloo in
+    plain tcp, where that is faster and only you reach the network (`trusted`)."""
     interface: str = Field(default="", max_length=15)
     """With `network: trusted`, the interface of each host that gloo uses, as `eth1`; by default
     that of the address by which the host has joined the cluster."""

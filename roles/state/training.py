@@ -122,6 +122,8 @@ class Training:
     def _train(self) -> dict[str, Any]:
         """Trains from where the group stands to the end; called again when it is re-formed."""
         self._assemble()
+        if self._log is not None and (note := self._group.note):
+            self._mgr.report({"kind": "note", "message": note})
         while True:
             self._snapshots.keep(self._iteration, self._state())
             interval = self._run.checkpoint_every

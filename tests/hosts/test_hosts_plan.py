@@ -1,5 +1,6 @@
 """What is said of several hosts before one is there: the config's section, checks and plans."""
 
+import json
 import os
 import re
 from dataclasses import replace
@@ -7,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from gmi_drl.cli.main import main
+from gmi_drl.comm.plan.host_links import keep
+from gmi_drl.comm.plan.links import Link
 from gmi_drl.gmi.usage.processes import HostMemory
 from gmi_drl.launcher.plan.planning import planned
 from gmi_drl.launcher.plan.wiring import wires_of
@@ -129,7 +132,8 @@ def test_fewer_hosts_than_there_may_be_are_a_fault(tmp_path):
     assert any("layout.file says what GMIs there are" in str(f) for f in check(shrinks, TWO_CORES))
 
 
-def test_plan_draws_host_by_host(tmp_path, capsys):
+def test_plan_draws_host_by_host(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file, picture = tmp_path / "config.yaml", tmp_path / "picture.svg"
     file.write_text(
         "version: 1\nenv: {id: CartPole-v1, num_env: 4}\nhardware: {backend: cpu, cores: [0]}\n"
@@ -144,12 +148,25 @@ def test_plan_draws_host_by_host(tmp_path, capsys):
     assert "gradients  network of GMIs 0-2" in shown
     words = " ".join(shown.split())
     found = re.search(
-        r"between 3 hosts ([\d,]+) numbers, .* in 2 steps; a host sends (\d+) KiB", words
+        r"between 3 hosts ([\d,]+) numbers, .* in two steps; a host sends (\d+) KiB", words
     )
     assert found is not None
     numel = int(found[1].replace(",", ""))
     assert int(found[2]) == round(4 * numel * 4 / 3 / 1024)  # 2 (n - 1) / n of the vector
     assert "3 groups of cores of 3 hosts" in picture.read_text()
+    assert "not known: hosts measure them when they train together" in words
+    links = {"one_step": Link(0.001, 0.0, 0.0, ()), "two_steps": Link(0.002, 0.0, 0.0, ())}
+    keep([f"10.0.0.{host}" for host in (1, 2, 3)], links)
+    assert main(["plan", str(file), "--no-measure"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"in one step; a host sends (\d+) KiB", words)[1] == str(
+        round(8 * numel / 1024)
+    )
+    assert f"one step 1 ms, two steps 2 ms, so {8 * numel / 1e3:.0f} MB/s from each" in words
+    assert "between 10.0.0.1, 10.0.0.2, 10.0.0.3" in words
+    assert main(["plan", str(file), "--no-measure", "--json"]) == 0
+    across = json.loads(capsys.readouterr().out)["across_hosts"]
+    assert (across["count"], across["way"], across["sent_bytes"]) == (3, "one_step", 8 * numel)
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="agent and trainer of a host need a core each")

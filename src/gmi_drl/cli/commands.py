@@ -226,7 +226,12 @@ def plan(
             raise typer.BadParameter("--on projects; leave out --measure, --layout and --svg")
         return _plan_on(config, overrides or [], on, as_json)
 
-    from gmi_drl.launcher.plan.planning import backend_reason, planned, reduction_of
+    from gmi_drl.launcher.plan.planning import (
+        across_hosts,
+        backend_reason,
+        planned,
+        reduction_of,
+    )
     from gmi_drl.placement import load_config
     from gmi_drl.placement.layout_yaml import to_yaml
     from gmi_drl.report import plan_tables
@@ -255,6 +260,7 @@ def plan(
         classes, trainers = classes_of(resolved, gmis, None), gmis.holding("trainer")
         options = {"trainer": classes[trainers[0].roles[-1]]} if trainers else {}
         reduction = reduction_of(resolved, host, _links(measure), ask_size=True, **options)
+        across = across_hosts(resolved, reduction.numel)
     rows = plan_tables.compare_templates(resolved, gmis)
     if layout is not None:
         write_file("--layout", layout, to_yaml(host))
@@ -267,12 +273,12 @@ def plan(
             "backend": reason,
             "templates": [dataclasses.asdict(row) for row in rows],
             "reduction": reduction.as_json(),
+            **({} if across is None else {"across_hosts": across.as_json()}),
         }
         print(json.dumps(answer, indent=1))
         return 0
     plan_tables.print_templates(console, resolved.mode, rows)
-    of_hosts = None if resolved.cluster is None else gmis
-    plan_tables.print_reduction(console, reduction, host, of_hosts)
+    plan_tables.print_reduction(console, reduction, host, across)
     plan_tables.print_layout(console, gmis, reduction, reason)
     for label, path in (("layout", layout), ("picture", svg)):
         if path is not None:

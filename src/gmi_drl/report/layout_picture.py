@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from gmi_drl.comm.plan.links import LinkKind
+from gmi_drl.comm.plan.links import LINK_KINDS, LinkKind
 from gmi_drl.comm.plan.project import stages_of
 from gmi_drl.placement import Device, GmiSpec, Layout, counted, format_cores, reducing
 from gmi_drl.placement.faults import device_name
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
 
 _BAR: Final = 24  # characters of a whole device ...
 _LEAST: Final = 8  # ... and what is still readable
-# What people call the links of a reduction.
-KINDS: Final[dict[LinkKind, str]] = {
-    "host": "shared memory",
-    "ring": "ring",
-    "ring_bcast": "broadcast by ring",
-    "ipc": "GPU memory",
-}
 
 
 @dataclass(frozen=True)
@@ -128,7 +121,7 @@ def _steps_within(layout: Layout, plan: ReductionPlan) -> list[Exchange]:
     for stage in stages_of(plan.strategy, mpl, inside):
         if stage.kind != "ring_bcast":  # along the rings that are there already
             last = "last " if steps and plan.strategy == "mrr" else ""
-            steps += [Exchange(last + KINDS[stage.kind], group) for group in stage.groups]
+            steps += [Exchange(last + LINK_KINDS[stage.kind], group) for group in stage.groups]
     return steps
 
 

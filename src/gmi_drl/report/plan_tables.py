@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gmi_drl.comm.plan.links import LINK_KINDS
 from gmi_drl.comm.plan.project import duration_text
 from gmi_drl.launcher.view.tables import print_folded, print_table
 from gmi_drl.launcher.watch.noise_watch import why_none
@@ -28,11 +30,12 @@ from gmi_drl.placement.costs import PAPER
 from gmi_drl.placement.reduction import reducing
 from gmi_drl.placement.templates import Template, templates_of
 
-from .layout_picture import KINDS, layout_lines
+from .layout_picture import layout_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gmi_drl.comm.plan.host_links import HostsReduction
     from gmi_drl.comm.plan.links import LinkKey
     from gmi_drl.comm.plan.plan import ReductionPlan
 
@@ -189,25 +192,19 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
 
 
 def print_reduction(
-    console: Console, plan: ReductionPlan, layout: Layout, of_hosts: Layout | None = None
+    console: Console, plan: ReductionPlan, layout: Layout, across: HostsReduction | None = None
 ) -> None:
     """Prints what reduces gradients, and the numbers it was chosen by.
 
-    `layout` is that of one host, and `of_hosts` that of all where there are several.
+    `layout` is that of one host, and `across` says how several combine what each has.
     """
     count = sum(map(len, reducing(layout)))
-    rows = [["used" if of_hosts is None else "on a host", f"{plan.strategy}: {plan.why}"]]
+    rows = [["used" if across is None else "on a host", f"{plan.strategy}: {plan.why}"]]
     size = f"{plan.numel:,} numbers, {plan.nbytes / 1024:,.0f} KiB"
-    if of_hosts is not None:
-        from gmi_drl.comm.hosts.steps import traffic
-
-        item_bytes = plan.nbytes // plan.numel
-        step_count, sent_bytes = traffic(of_hosts.hosts, plan.numel, item_bytes)
-        text = f"{size} by the first trainer of each, in {counted(step_count, 'step')}; "
-        text += f"a host sends {sent_bytes / 1024:,.0f} KiB each time"
-        rows.append([f"between {of_hosts.hosts} hosts", text])
+    if across is not None:
+        rows += _rows_across(across, size)
     if count < 2:
-        notes = [["note", note] for note in plan.notes] if of_hosts is not None else []
+        notes = [["note", note] for note in plan.notes] if across is not None else []
         print_folded(console, "Reduction", ["what", "value"], rows + notes)
         return
     rows += [
@@ -233,6 +230,24 @@ def print_reduction(
         print_folded(console, "Links (alpha + bytes / bandwidth)", columns, rows)
 
 
+def _rows_across(across: HostsReduction, size: str) -> list[list[str]]:
+    """Words how hosts combine what each has, and how long that takes where it was measured."""
+    sent = f"{across.sent_bytes / 1024:,.0f} KiB"
+    text = f"{size} by the first trainer of each, in {LINK_KINDS[across.way]}; "
+    text += f"a host sends {sent} each time"
+    rows = [[f"between {across.count} hosts", text]]
+    if (between := across.measured) is None:
+        note = "not known: hosts measure them when they train together"
+        return [*rows, ["links between hosts", note]]
+    seconds = {way: link.seconds(across.nbytes) for way, link in between.links.items()}
+    times = [f"{LINK_KINDS[way]} {duration_text(time_s)}" for way, time_s in seconds.items()]
+    rate = across.sent_bytes / seconds[across.way] / 1e6
+    day = time.strftime("%Y-%m-%d", time.localtime(between.measured))
+    text = f"{', '.join(times)}, so {rate:,.0f} MB/s from each host for that long; "
+    text += f"measured on {day} between {', '.join(between.addresses)}"
+    return [*rows, ["links between hosts", text]]
+
+
 def print_templates(console: Console, mode: str, templates: Sequence[TemplateRow]) -> None:
     """Prints what the papers' model says of each template of the mode."""
     rows = []
@@ -252,7 +267,7 @@ def print_layout(console: Console, layout: Layout, plan: ReductionPlan, reason: 
 
 
 def _name(key: LinkKey) -> str:
-    return f"{KINDS[key.kind]} {str(key).partition(' ')[2]}"
+    return f"{LINK_KINDS[key.kind]} {str(key).partition(' ')[2]}"
 
 
 def _time(seconds: float | None) -> str:

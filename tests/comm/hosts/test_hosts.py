@@ -10,12 +10,18 @@ import bodies_hosts as bodies
 from cluster import Cluster
 from gmi_drl.comm import CommError, GroupMismatch, PeerLeft, ReduceTimeout
 from gmi_drl.comm.hosts import read_endpoint
+from gmi_drl.comm.plan.host_links import newest
+from gmi_drl.comm.plan.links import LINK_KINDS
 from links import until
 from ranks import pipe
 
 LENGTHS = [0, 1, 997, 65_537]
 TRUSTED = {"trusted": True}  # gloo between hosts
+MEASURED = {**TRUSTED, "measures": True}
 BOTH = pytest.mark.parametrize("spec", [{}, TRUSTED], ids=["private", "trusted"])
+ALL = pytest.mark.parametrize(
+    "spec", [{}, TRUSTED, MEASURED], ids=["private", "trusted", "measured"]
+)
 
 
 def check(outcomes, sizes, lengths):
@@ -59,6 +65,22 @@ def test_large_sums_alone_travel_by_gloo_and_between_leaders():
         assert cluster.outcomes() == [[977], [], [977]]
 
 
+def test_leaders_measure_each_way_and_take_the_fastest():
+    with Cluster(bodies.reduce_by_the_fastest, (1, 2, 1), spec=MEASURED) as cluster:
+        outcomes = cluster.outcomes()
+    measured, note, _ = outcomes[0]
+    assert [outcome[0] for outcome in outcomes] == [measured, measured, {}, measured]
+    assert [outcome[2] for outcome in outcomes] == [[10.0, 10.0, 10.0]] * 4
+    kept = newest(3, "")
+    assert kept.addresses == ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+    assert measured == {
+        way: (link.alpha_s, link.beta_s_per_byte) for way, link in kept.links.items()
+    }
+    assert sorted(measured) == ["gloo", "one_step", "two_steps"]
+    fastest = LINK_KINDS[min(measured, key=lambda way: measured[way][0] + 2.8e6 * measured[way][1])]
+    assert note.startswith(f"3 hosts combine 2,734 KiB in {fastest}; measured: one step ")
+
+
 def test_hosts_that_gloo_cannot_bind_to_are_told():
     with Cluster(bodies.count_gloo, (1, 1), spec={**TRUSTED, "interface": "none7"}) as cluster:
         outcomes = cluster.outcomes()
@@ -66,7 +88,7 @@ def test_hosts_that_gloo_cannot_bind_to_are_told():
     assert any("gloo cannot be connected to the other hosts at none7" in str(o) for o in outcomes)
 
 
-@BOTH
+@ALL
 def test_a_gmi_that_is_replaced_brings_all_hosts_to_a_new_epoch(spec):
     told, stop = pipe()
     args = [(told,), (None,), (None,), (None,)]

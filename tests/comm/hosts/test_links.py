@@ -51,7 +51,9 @@ def test_what_comes_of_an_epoch_that_is_over_is_of_no_stranger(pair, monkeypatch
 
     def reduce():
         try:
-            first.run(np.ones(100, "f4"), steps.all_reduce(0, 2, 100, 4), tags.make_tag(tags.SUM))
+            first.run(
+                np.ones(100, "f4"), steps.all_reduce("one_step", 0, 2, 100), tags.make_tag(tags.SUM)
+            )
         except Interrupted as error:
             raised.append(error)
 

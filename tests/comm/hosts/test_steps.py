@@ -1,7 +1,7 @@
 """Steps between hosts, played in one process: sums, the same bits, and how many there are."""
 
 import collections
-import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -45,27 +45,41 @@ def take(rank, vector, step, sent):
         vector[place] = np.add.reduce([rows[peer] for peer in sorted(rows)])
 
 
+@pytest.mark.parametrize("way", get_args(steps.Way))
 @pytest.mark.parametrize("count", range(1, 18))
 @pytest.mark.parametrize("numel", [0, 1, 5, 1021, 40_000])
-def test_all_hosts_have_the_sum_in_the_same_bits(count, numel):
+def test_all_hosts_have_the_sum_in_the_same_bits(way, count, numel):
     vectors = [
         np.random.default_rng(rank).standard_normal(numel).astype("f4") for rank in range(count)
     ]
     total = np.sum(vectors, axis=0, dtype="f8")
     bound = 1e-6 * np.sum(np.abs(vectors), axis=0)
-    play(vectors, lambda rank: steps.all_reduce(rank, count, numel, 4))
+    play(vectors, lambda rank: steps.all_reduce(way, rank, count, numel))
     for vector in vectors:
         assert (np.abs(vector - total) <= bound).all()
         np.testing.assert_array_equal(vector.view("u4"), vectors[0].view("u4"))
 
 
 @pytest.mark.parametrize(
-    ("count", "numel", "most"),
-    [(2, 10**6, 1), (3, 100, 1), (3, 10**6, 2), (4, 10**6, 2), (5, 100, 6), (64, 10**6, 12)],
+    ("count", "nbytes", "way", "most"),
+    [
+        (2, 4 * 10**6, "one_step", 1),
+        (3, 400, "one_step", 1),
+        (3, 4 * 10**6, "two_steps", 2),
+        (4, 4 * 10**6, "two_steps", 2),
+        (5, 400, "halving", 6),
+        (64, 4 * 10**6, "halving", 12),
+    ],
 )
-def test_how_many_steps_there_are(count, numel, most):
-    assert max(len(steps.all_reduce(rank, count, numel, 4)) for rank in range(count)) == most
-    assert most <= 2 or most <= 2 * math.ceil(math.log2(count))
+def test_how_many_steps_there_are_where_nothing_is_measured(count, nbytes, way, most):
+    assert steps.usual_way(count, nbytes) == way
+    assert way in steps.ways(count)
+    schedules = [steps.all_reduce(way, rank, count, nbytes // 4) for rank in range(count)]
+    assert max(map(len, schedules)) == most
+
+
+def test_which_ways_may_be_the_fastest():
+    assert [len(steps.ways(count)) for count in (2, 3, 4, 8, 9, 100)] == [1, 2, 3, 3, 2, 2]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
@@ -83,6 +97,7 @@ def test_gathering_and_broadcasting(count):
 @pytest.mark.parametrize("count", [2, 4, 8, 16])
 def test_a_host_sends_the_fewest_bytes_there_can_be(count):
     numel = 1 << 16
-    step_count, sent_bytes = steps.traffic(count, numel, 4)
-    assert step_count == (2 if count == 4 else 2 * math.log2(count) - (count == 2))
-    assert sent_bytes == (numel if count == 2 else 2 * numel * (count - 1) // count) * 4
+    least = 2 * numel * (count - 1) // count * 4
+    for way in ("two_steps", "halving"):
+        assert steps.sent_bytes(way, count, numel, 4) == least
+    assert steps.sent_bytes("one_step", count, numel, 4) == least * count / 2

@@ -216,6 +216,7 @@ def _job(part: HostPart) -> Job:
             folder=folder,
             trusted=cluster.network == "trusted",
             interface=cluster.interface,
+            measures=not config.run.deterministic,
         ),
     )
     return Job(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from gmi_drl import runtime
 from gmi_drl.comm.plan.capability import LinkFacts, fault
+from gmi_drl.comm.plan.host_links import HostsReduction, reduction_across
 from gmi_drl.comm.plan.plan import Measure, ReductionPlan, facts_of, is_open, plan_reduction
 from gmi_drl.gmi import DiscoveryError, discover
 from gmi_drl.gmi.usage.processes import HostMemory, host_memory
@@ -272,6 +273,19 @@ def reduction_of(
         f"Ant): {assumption_reason}"
     )
     return dataclasses.replace(plan, notes=(*plan.notes, note))
+
+
+def across_hosts(config: Config, numel: int) -> HostsReduction | None:
+    """Returns how the hosts of a cluster combine gradients of so many numbers; None for one host.
+
+    By what was measured between hosts that one of this machine's runs has had, if it was.
+    """
+    cluster = config.cluster
+    if cluster is None or cluster.hosts < 2:
+        return None
+    near = cluster.address.rpartition(":")[0].strip("[]")
+    trusted, repeatable = cluster.network == "trusted", config.run.deterministic
+    return reduction_across(cluster.hosts, numel, near, trusted=trusted, repeatable=repeatable)
 
 
 class _Caller:

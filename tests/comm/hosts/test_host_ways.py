@@ -1,0 +1,94 @@
+"""Ways between hosts: what is measured, kept, planned by, and what each takes of a vector."""
+
+import pytest
+
+from gmi_drl.comm.hosts import steps
+from gmi_drl.comm.plan import link_record
+from gmi_drl.comm.plan.host_links import keep, newest, reduction_across
+from gmi_drl.comm.plan.links import Link, fastest
+from gmi_drl.comm.reducers.host_ways import SIZES, measure
+
+LINKS = {"one_step": Link(1e-3, 9e-9, 0.0, ()), "two_steps": Link(3e-3, 1e-9, 0.0, ())}
+HOSTS = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "gmi-drl" / "links.json"
+
+
+class Network:
+    """Takes alpha + beta n for a vector of n bytes, by a clock of its own."""
+
+    def __init__(self, links):
+        self.links, self.calls, self.spent_s = links, [], 0.0
+
+    def all_reduce(self, way, vector):
+        self.calls.append((way, vector.nbytes))
+        self.spent_s += self.links[way].seconds(vector.nbytes)
+
+    def largest(self, _):
+        spent_s, self.spent_s = self.spent_s, 0.0
+        return spent_s
+
+
+def test_each_way_is_measured_at_several_sizes():
+    network = Network(LINKS)
+    for way, link in measure([*LINKS], network.all_reduce, network.largest).items():
+        assert (link.alpha_s, link.beta_s_per_byte) == pytest.approx(
+            (LINKS[way].alpha_s, LINKS[way].beta_s_per_byte)
+        )
+    assert {nbytes for _, nbytes in network.calls} == {*SIZES}
+
+
+def test_a_slow_network_is_measured_at_two_sizes_once():
+    network = Network({"two_steps": Link(1.0, 1e-6, 0.0, ())})
+    links = measure(["two_steps"], network.all_reduce, network.largest)
+    assert links["two_steps"].alpha_s == pytest.approx(1.0)
+    assert [nbytes for _, nbytes in network.calls] == [size for size in SIZES[:2] for _ in range(4)]
+
+
+def test_what_takes_least_depends_on_the_size():
+    assert fastest(LINKS, 4) == "one_step"
+    assert fastest(LINKS, 1 << 20) == "two_steps"
+
+
+def test_links_between_hosts_are_kept_beside_those_of_machines(cache):
+    machine = {"processor": "i"}
+    key = link_record.LinkKey("host", 2, 1, 1, 2)
+    link_record.store(cache, machine, {key: LINKS["one_step"]})
+    keep(HOSTS, LINKS)
+    assert link_record.load(cache, machine) == ({key: LINKS["one_step"]}, "")
+    assert link_record.load(cache, {"processor": "j"})[1].endswith("links are measured anew")
+    assert newest(2, "") is None
+    assert newest(3, "").links == LINKS
+    assert newest(3, "").addresses == tuple(HOSTS)
+    cache.write_text("{")
+    assert newest(3, "") is None
+
+
+def test_the_newest_hosts_are_taken_but_for_those_of_the_cluster():
+    keep(HOSTS, LINKS)
+    keep(["10.0.1.1", "10.0.1.2", "10.0.1.3"], LINKS)
+    assert newest(3, "10.0.0.9").addresses[0] == "10.0.1.1"
+    assert newest(3, "10.0.0.2").addresses == tuple(HOSTS)
+
+
+def test_a_plan_takes_the_fastest_way_that_the_network_allows():
+    def plan(numel, **given):
+        return reduction_across(3, numel, "", **{"trusted": False, "repeatable": False, **given})
+
+    usual = plan(50_000)
+    assert (usual.way, usual.measured) == ("two_steps", None)
+    assert usual.sent_bytes == pytest.approx(4 * 50_000 * 4 / 3, abs=8)
+    assert plan(250_000, trusted=True).way == "gloo"
+    keep(HOSTS, {**LINKS, "gloo": Link(1e-4, 1e-9, 0.0, ())})
+    assert plan(50_000).way == "one_step"
+    assert plan(50_000).sent_bytes == 2 * 4 * 50_000
+    assert plan(700_000).way == "two_steps"
+    assert {*plan(50_000).measured.links} == {*LINKS}
+    assert plan(50_000, trusted=True).way == "gloo"
+    assert plan(50_000, repeatable=True) == usual
+    assert steps.usual_way(3, 200_000) == usual.way
+    assert plan(50_000).as_json()["measured"]["links"]["one_step"]["alpha_s"] == 1e-3
