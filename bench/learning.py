@@ -49,9 +49,8 @@ def say(text: str) -> None:
 def train(
     cell: Cell, options: argparse.Namespace, cores: list[int], progress: dict[Cell, str]
 ) -> Job:
-    """Runs one cell to its end, with one core for each GMI as far as there are enough."""
-    task = TASKS[cell.task]
-    cores = cores[: task.gmis] if task.is_co_located and cell.system == "ours" else cores[:1]
+    """Runs one cell to its end, on one core."""
+    task, cores = TASKS[cell.task], cores[:1]
     timeout = timedelta(minutes=options.timeout_minutes)
     steps = options.steps or task.steps
     if cell.system == "sb3":

@@ -119,9 +119,12 @@ def write_page(cells: Cells, page: Path, drawn: Sequence[str]) -> None:
     lines += ["## Settings", ""]
     for name in TASKS:
         for system, (label, _) in SYSTEMS.items():
-            records = cells.of(name, system)
-            if records:
-                lines.append(f"- {name}, {label}: {_settings(records[0])}")
+            seeds: dict[str, list[str]] = {}  # by their settings
+            for record in cells.of(name, system):
+                seeds.setdefault(_settings(record), []).append(str(record["seed"]))
+            for settings, own in seeds.items():
+                which = f", seeds {', '.join(own)}" if len(seeds) > 1 else ""
+                lines.append(f"- {name}, {label}{which}: {settings}")
     lines += ["", f"Machines: {'; '.join(_machines(cells))}.", ""]
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text("\n".join(lines))
@@ -147,7 +150,8 @@ def _steps(records: list[dict[str, Any]]) -> str:
 def _settings(record: dict[str, Any]) -> str:
     settings, algorithm = record["settings"], record["settings"].get("algorithm", {})
     ppo = algorithm.get("name", settings.get("method", "ppo")) == "ppo"
-    parts = [f"{key} {settings[key]}" for key in _SHOWN if ppo or key not in _PPO_ONLY]
+    hidden = {*algorithm} if ppo else _PPO_ONLY | {*algorithm}
+    parts = [f"{key} {settings[key]}" for key in _SHOWN if key not in hidden]
     if ppo and settings["entropy_coef"]:
         parts.append(f"entropy_coef {settings['entropy_coef']}")
     parts += [f"{key} {value}" for key, value in algorithm.items()]
@@ -156,9 +160,8 @@ def _settings(record: dict[str, Any]) -> str:
         parts.append(f"rl.{optimizer}")
     if wrappers := settings.get("wrappers"):
         parts.append(f"wrappers {wrappers}")
-    task = TASKS[record["task"]]
-    if task.is_co_located and record["system"] == "ours":
-        parts.append(f"{task.gmis} GMIs, with such a batch and replay each")
+    if gmis := settings.get("gmis"):
+        parts.append(f"{gmis} GMIs, with such a batch and replay each")
     if record["system"] == "sb3":
         if not ppo:
             parts += [f"{key} {settings[key]}" for key in ("method", "descent", "trunk", "lam")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from peers._job import Settings
@@ -23,8 +23,7 @@ class Task:
     sb3: Settings | None
     reference: str  # published, with its source
     wrappers: tuple[Any, ...] = ()
-    gmis: int = 1  # the environments are divided among those that sample
-    is_co_located: bool = False  # all GMIs sample; otherwise the last of several only trains
+    gmis: int = 1  # of several the last only trains; environments are divided among the others
     # Fields of other sections, by section, and `mode`.
     sections: dict[str, Any] = field(default_factory=dict)
     # The class of `gmi_drl.rl` that trains it from Python; its evaluators are then the agents.
@@ -33,7 +32,7 @@ class Task:
     @property
     def agents(self) -> int:
         """Returns the number of GMIs that sample."""
-        return self.gmis if self.is_co_located else max(1, self.gmis - 1)
+        return max(1, self.gmis - 1)
 
 
 def _mujoco(env: str) -> Settings:
@@ -97,16 +96,12 @@ def _off_policy_pendulum(algorithm: dict[str, Any], reference: str) -> Task:
 
 
 def _off_policy_half_cheetah(algorithm: dict[str, Any], reference: str) -> Task:
-    """Returns HalfCheetah by a data-parallel actor and critics: examples/sac_halfcheetah.yaml."""
-    replay: dict[str, Any] = {
-        "replay_capacity": 500_000, "replay_start": 5_000, "batch_size": 128,
-        "updates_per_row": 2.0,  # of its own rows: one for each step of both
-    }  # fmt: skip
-    task = _off_policy(
-        "HalfCheetah-v5", 1_000_000, {"random_steps": 10_000, **replay, **algorithm},
+    """Returns HalfCheetah by what examples/sac_halfcheetah.yaml says, in one GMI of one core."""
+    return _off_policy(
+        "HalfCheetah-v5", 1_000_000,
+        {"random_steps": 10_000, "replay_capacity": 1_000_000, "replay_start": 10_000, **algorithm},
         reference, n_envs=8, net="256:256", learning_rate=3e-4, horizon=8,
     )  # fmt: skip
-    return replace(task, gmis=2, is_co_located=True)
 
 
 def _off_policy(
