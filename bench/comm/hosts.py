@@ -27,6 +27,8 @@ Rows:
     3x1/276000B/100us/8x31.75ms/measured
                                  with --bare: by the way that leaders have measured to be the
                                  fastest; `note` has the times of each
+    3x1/276000B/100us/8x31.75ms/bf16
+                                 the same with comm.wire: bf16, half as many bytes
     3x(1+1)/276000B/100us/8x31.75ms/1.25
                                  the same of 3 hosts with an agent each, whose sleeps are 1.25 times
                                  as long as all of its trainer's for a segment
@@ -279,10 +281,11 @@ def main() -> None:
             name = f"{ANT_BYTES}B/{delay_us}us/{reductions}x{sleep_s * 1e3:g}ms"
             if options.bare:
                 emit_kept(f"{{}}x1/{name}", delay_us, iterate, arguments, fields, "hosts_bare")
-                emit_kept(
-                    f"{{}}x1/{name}/measured", delay_us, iterate, arguments, fields, "hosts_bare",
-                    measures=True,
-                )  # fmt: skip
+                for suffix, wire in (("measured", "fp32"), ("bf16", "bf16")):
+                    emit_kept(
+                        f"{{}}x1/{name}/{suffix}", delay_us, iterate, arguments, fields,
+                        "hosts_bare", spec={"measures": True}, wire=wire,
+                    )  # fmt: skip
                 bare = (*arguments, True)
                 emit_kept(f"{{}}x1/{name}/bare", delay_us, iterate, bare, fields, "hosts_bare")
                 continue
@@ -295,16 +298,14 @@ def main() -> None:
 
 def emit_kept(
     name: str, delay_us: int, body: Any, arguments: Any, given: Any, bench: str = "hosts",
-    measures: bool = False,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Emits the efficiency of two to four hosts, in terms of one host's throughput."""
     durations, notes = {}, {}
     for count in (1, *HOSTS):
         with (
             Network(count, delay_us / 1e6) as network,
-            Cluster(
-                body, (1,) * count, *arguments, network=network, spec={"measures": measures}
-            ) as cluster,
+            Cluster(body, (1,) * count, *arguments, network=network, **options) as cluster,
         ):
             outcomes = cluster.outcomes()
         for outcome in outcomes:

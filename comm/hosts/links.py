@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import zmq
@@ -30,11 +30,13 @@ from gmi_drl.comm.errors import (
     PeerLeft,
     ReduceTimeout,
 )
+from gmi_drl.comm.group.group import Wire
 from gmi_drl.comm.group.tags import describe
 from gmi_drl.comm.mailbox.files import check_private
 from gmi_drl.comm.transports.curve import Authenticator, ConnectionMonitor
 from gmi_drl.runtime.process.progress import waiting
 
+from .half import Array, rounded, widened
 from .roster import (
     Endpoint,
     HostSpec,
@@ -107,6 +109,7 @@ class HostLinks:
         self._left: dict[int, str] = {}  # the hosts that have left, and why
         self._waits: dict[int, tuple[int, list[int]]] = {}  # by host: its call, and who is late
         self._words: list[bytes] = []  # that have come and nobody has asked for
+        self._is_half = False  # whether the present call sends bfloat16
         self._poller = zmq.Poller()
         for socket in (inbox, self._authenticator.socket, self._handshakes.socket):
             self._poller.register(socket, zmq.POLLIN)
@@ -236,13 +239,15 @@ class HostLinks:
 
     # Calls -----------------------------------------------------------------------------------
 
-    def run(self, vector: np.ndarray[Any, Any], steps: Sequence[Transfer], tag: int) -> None:
+    def run(self, vector: Array, steps: Sequence[Transfer], tag: int, wire: Wire = "fp32") -> None:
         """Does the steps of one call on `vector`; every host makes the same call.
 
-        ReduceTimeout names the hosts that are late, PeerLeft one that has given up, GroupMismatch
-        one that does something else.
+        With the wire format bf16 the vector is float32, and what a host sends is rounded in its
+        own vector, too: so that all hosts have the same bits. ReduceTimeout names the hosts that
+        are late, PeerLeft one that has given up, GroupMismatch one that does something else.
         """
         self.begin_call()
+        self._is_half = wire == "bf16"
         for number, step in enumerate(steps):
             sends, receives = (
                 _rounds(parts, _PIECE_BYTES // vector.itemsize)
@@ -252,7 +257,9 @@ class HostLinks:
             for turn in range(max(len(sends), len(receives))):
                 for parts in sends[sent : turn + _WINDOW]:
                     for peer, start, stop in parts:
-                        self._send(peer, _DATA, tag, number, start, vector[start:stop].data)
+                        piece = vector[start:stop]
+                        payload = rounded(piece) if self._is_half else piece
+                        self._send(peer, _DATA, tag, number, start, payload.data)
                 sent = turn + _WINDOW
                 for parts in receives[turn : turn + 1]:
                     self._take(vector, parts, number, tag, step.adds)
@@ -286,9 +293,7 @@ class HostLinks:
         words, self._words = self._words, []
         return words
 
-    def _take(
-        self, vector: np.ndarray[Any, Any], parts: Sequence[Part], step: int, tag: int, adds: bool
-    ) -> None:
+    def _take(self, vector: Array, parts: Sequence[Part], step: int, tag: int, adds: bool) -> None:
         """Receives pieces of one round, and adds them in ascending order of hosts."""
         rows = self._receive(vector, parts, step, tag)
         if not adds:
@@ -302,9 +307,7 @@ class HostLinks:
             total = total + row
         np.add(total, others[-1], target)
 
-    def _receive(
-        self, vector: np.ndarray[Any, Any], parts: Sequence[Part], step: int, tag: int
-    ) -> list[np.ndarray[Any, Any]]:
+    def _receive(self, vector: Array, parts: Sequence[Part], step: int, tag: int) -> list[Array]:
         """Waits until all hosts of `parts` have sent theirs."""
         arrived = self._arrived
         if late := [part.peer for part in parts if not arrived[part.peer]]:
@@ -315,10 +318,13 @@ class HostLinks:
         for peer, start, stop in parts:
             head, payload = arrived[peer].popleft()
             _, _, sent_step, _, sent_tag, sent_start = _HEAD.unpack(head.buffer)
-            nbytes = (stop - start) * vector.itemsize
+            nbytes = (stop - start) * (2 if self._is_half else vector.itemsize)
             if (sent_tag, sent_step, sent_start, len(payload)) != (tag, step, start, nbytes):
                 raise self._mismatch(peer, tag, sent_tag)
-            rows.append(np.frombuffer(payload.buffer, vector.dtype))
+            is_half = self._is_half and nbytes  # torch has no tensor of an empty buffer
+            rows.append(
+                widened(payload.buffer) if is_half else np.frombuffer(payload.buffer, vector.dtype)
+            )
         return rows
 
     def _await(self, late: list[int], tag: int) -> None:

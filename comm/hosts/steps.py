@@ -35,6 +35,8 @@ class Part(NamedTuple):
 class Transfer(NamedTuple):
     """Parts that travel at the same time. What is received is added to one's own, or replaces it.
 
+    All hosts have as many of these, and the parts of one have the same number at both ends.
+
     Where it is added all of `receives` are the same stretch, in ascending order of hosts.
     """
 
@@ -100,9 +102,10 @@ def _halving_doubling(rank: int, count: int, numel: int) -> list[Transfer]:
     """Rabenseifner's all-reduce; see R. Thakur et al., Collective Communication in MPICH (2005)."""
     power = 1 << (count.bit_length() - 1)
     paired = 2 * (count - power)  # of the first so many, those with an even rank stand aside
-    buddy = (Part(rank ^ 1, 0, numel),)
+    buddy, rest = (Part(rank ^ 1, 0, numel),), Transfer((), (), False)
     if rank < paired and rank % 2 == 0:
-        return [Transfer(buddy, (), False), Transfer((), buddy, False)]
+        between = 2 * (power.bit_length() - 1)
+        return [Transfer(buddy, (), False), *[rest] * between, Transfer((), buddy, False)]
     folded = rank < paired
     position = rank // 2 if folded else rank - paired // 2
     start, stop = 0, numel
@@ -120,6 +123,7 @@ def _halving_doubling(rank: int, count: int, numel: int) -> list[Transfer]:
         doubling.append(Transfer(kept_part, sent_part, False))
         start, stop = kept
         distance //= 2
-    fold = [Transfer((), buddy, True)] if folded else []
-    unfold = [Transfer(buddy, (), False)] if folded else []
+    # The others rest meanwhile: a step has the same number on all hosts.
+    fold = [Transfer((), buddy, True) if folded else rest] if paired else []
+    unfold = [Transfer(buddy, (), False) if folded else rest] if paired else []
     return [*fold, *halving, *reversed(doubling), *unfold]

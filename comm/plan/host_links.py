@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, cast
 
+from gmi_drl.comm.group.group import Wire
 from gmi_drl.comm.hosts import steps
 from gmi_drl.runtime.cache_files import locked
 
@@ -31,7 +32,7 @@ class BetweenHosts:
 
 @dataclass(frozen=True)
 class HostsReduction:
-    """Says how so many hosts combine vectors of `nbytes`."""
+    """Says how so many hosts combine vectors of `nbytes`, as float32."""
 
     count: int
     nbytes: int
@@ -45,14 +46,14 @@ class HostsReduction:
 
 
 def reduction_across(
-    count: int, numel: int, near: str, *, trusted: bool, repeatable: bool
+    count: int, numel: int, near: str, wire: Wire, *, trusted: bool, repeatable: bool
 ) -> HostsReduction:
     """Plans how `count` hosts, among them `near`, combine so many float32.
 
     `trusted`: their network, so that gloo may be used. With `repeatable` nothing is left to clocks.
     """
     nbytes = 4 * numel
-    between = None if repeatable else newest(count, near)
+    between = None if repeatable else newest(count, near, wire)
     if between is not None and not trusted:
         others: dict[HostsWay, Link] = {
             way: link for way, link in between.links.items() if way != "gloo"
@@ -64,10 +65,12 @@ def reduction_across(
     elif trusted and nbytes >= steps.GLOO_BYTES:
         way = "gloo"
     by_steps: steps.Way = "two_steps" if way == "gloo" else way
-    return HostsReduction(count, nbytes, way, steps.sent_bytes(by_steps, count, numel, 4), between)
+    itemsize = 2 if wire == "bf16" and way != "gloo" else 4
+    sent_bytes = steps.sent_bytes(by_steps, count, numel, itemsize)
+    return HostsReduction(count, nbytes, way, sent_bytes, between)
 
 
-def keep(addresses: Sequence[str], links: Mapping[HostsWay, Link]) -> None:
+def keep(addresses: Sequence[str], links: Mapping[HostsWay, Link], wire: Wire) -> None:
     """Keeps the links between these hosts; not if another process writes the record just now.
 
     That may be the leader of another of these hosts, where they share a home directory.
@@ -78,11 +81,11 @@ def keep(addresses: Sequence[str], links: Mapping[HostsWay, Link]) -> None:
     }  # fmt: skip
     with locked(path.with_suffix(".lock"), timedelta(0)) as lock:
         if lock.held:
-            keys = {way: LinkKey(way, count, 1, count, 0) for way in links}
+            keys = {way: LinkKey(way, count, 1, count, 0, wire) for way in links}
             store(path, fingerprint, {keys[way]: link for way, link in links.items()})
 
 
-def newest(count: int, near: str) -> BetweenHosts | None:
+def newest(count: int, near: str, wire: Wire) -> BetweenHosts | None:
     """Returns the newest links among so many hosts; of those with the host `near`, if any are."""
     try:
         kept = machines(record_path())
@@ -92,10 +95,14 @@ def newest(count: int, near: str) -> BetweenHosts | None:
         BetweenHosts(
             tuple(machine["fingerprint"][_HOSTS].split()),
             machine["measured"],
-            {cast("HostsWay", key.kind): link for key, link in machine["links"].items()},
+            {
+                cast("HostsWay", key.kind): link
+                for key, link in machine["links"].items()
+                if key.wire == wire
+            },
         )
         for machine in kept
-        if _HOSTS in machine["fingerprint"] and machine["links"]
+        if _HOSTS in machine["fingerprint"]
     ]
-    of_count = [hosts for hosts in between if len(hosts.addresses) == count]
+    of_count = [hosts for hosts in between if hosts.links and len(hosts.addresses) == count]
     return max(of_count, key=lambda hosts: (near in hosts.addresses, hosts.measured), default=None)

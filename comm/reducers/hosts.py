@@ -193,7 +193,7 @@ class HostsGroup(Group):
             self.measured = measure(
                 ways, lambda way, vector: self._reduce_by(way, vector, tag), largest
             )
-            keep(links.addresses, self.measured)
+            keep(links.addresses, self.measured, self.local.wire)
 
     # For the reducers ------------------------------------------------------------------------
 
@@ -222,8 +222,8 @@ class HostsGroup(Group):
             self._gloo.all_reduce(vector, tag)
             return
         assert self.links is not None
-        rank, count = self.spec.rank, self.count
-        self.links.run(vector, steps.all_reduce(way, rank, count, vector.size), tag)
+        todo = steps.all_reduce(way, self.spec.rank, self.count, vector.size)
+        self.links.run(vector, todo, tag, self.local.wire if vector.dtype == np.float32 else "fp32")
 
     def _close_gloo(self) -> None:
         if self._gloo is not None:

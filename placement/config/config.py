@@ -302,7 +302,7 @@ class CommConfig(Section):
     on this machine; `gmi-drl plan` shows it."""
     wire: Literal["fp32", "bf16"] = "fp32"
     """What gradients are sent as. `bf16`: rounded to 8 bits of precision on the way, for half the
-    bytes through memory; sums and parameters stay fp32."""
+    bytes through memory and between hosts; sums and parameters stay fp32."""
     timeout_s: float = Field(default=30.0, gt=0, le=86_400)
     """Seconds a GMI waits for another before the run fails, naming it."""
     checksum_every: Int = Field(default=50, ge=0)

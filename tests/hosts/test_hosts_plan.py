@@ -156,7 +156,7 @@ def test_plan_draws_host_by_host(tmp_path, capsys, monkeypatch):
     assert "3 groups of cores of 3 hosts" in picture.read_text()
     assert "not known: hosts measure them when they train together" in words
     links = {"one_step": Link(0.001, 0.0, 0.0, ()), "two_steps": Link(0.002, 0.0, 0.0, ())}
-    keep([f"10.0.0.{host}" for host in (1, 2, 3)], links)
+    keep([f"10.0.0.{host}" for host in (1, 2, 3)], links, "fp32")
     assert main(["plan", str(file), "--no-measure"]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert re.search(r"in one step; a host sends (\d+) KiB", words)[1] == str(

@@ -58,36 +58,40 @@ def test_links_between_hosts_are_kept_beside_those_of_machines(cache):
     machine = {"processor": "i"}
     key = link_record.LinkKey("host", 2, 1, 1, 2)
     link_record.store(cache, machine, {key: LINKS["one_step"]})
-    keep(HOSTS, LINKS)
+    keep(HOSTS, LINKS, "fp32")
     assert link_record.load(cache, machine) == ({key: LINKS["one_step"]}, "")
     assert link_record.load(cache, {"processor": "j"})[1].endswith("links are measured anew")
-    assert newest(2, "") is None
-    assert newest(3, "").links == LINKS
-    assert newest(3, "").addresses == tuple(HOSTS)
+    assert newest(2, "", "fp32") is None
+    assert newest(3, "", "fp32").links == LINKS
+    assert newest(3, "", "fp32").addresses == tuple(HOSTS)
     cache.write_text("{")
-    assert newest(3, "") is None
+    assert newest(3, "", "fp32") is None
 
 
 def test_the_newest_hosts_are_taken_but_for_those_of_the_cluster():
-    keep(HOSTS, LINKS)
-    keep(["10.0.1.1", "10.0.1.2", "10.0.1.3"], LINKS)
-    assert newest(3, "10.0.0.9").addresses[0] == "10.0.1.1"
-    assert newest(3, "10.0.0.2").addresses == tuple(HOSTS)
+    keep(HOSTS, LINKS, "fp32")
+    keep(["10.0.1.1", "10.0.1.2", "10.0.1.3"], LINKS, "fp32")
+    assert newest(3, "10.0.0.9", "fp32").addresses[0] == "10.0.1.1"
+    assert newest(3, "10.0.0.2", "fp32").addresses == tuple(HOSTS)
 
 
 def test_a_plan_takes_the_fastest_way_that_the_network_allows():
-    def plan(numel, **given):
-        return reduction_across(3, numel, "", **{"trusted": False, "repeatable": False, **given})
+    def plan(numel, wire="fp32", **given):
+        return reduction_across(
+            3, numel, "", wire, **{"trusted": False, "repeatable": False, **given}
+        )
 
     usual = plan(50_000)
     assert (usual.way, usual.measured) == ("two_steps", None)
     assert usual.sent_bytes == pytest.approx(4 * 50_000 * 4 / 3, abs=8)
     assert plan(250_000, trusted=True).way == "gloo"
-    keep(HOSTS, {**LINKS, "gloo": Link(1e-4, 1e-9, 0.0, ())})
+    keep(HOSTS, {**LINKS, "gloo": Link(1e-4, 1e-9, 0.0, ())}, "fp32")
     assert plan(50_000).way == "one_step"
     assert plan(50_000).sent_bytes == 2 * 4 * 50_000
     assert plan(700_000).way == "two_steps"
     assert {*plan(50_000).measured.links} == {*LINKS}
+    half = plan(50_000, "bf16")  # which nobody has measured
+    assert (half.way, half.sent_bytes) == ("two_steps", usual.sent_bytes // 2)
     assert plan(50_000, trusted=True).way == "gloo"
     assert plan(50_000, repeatable=True) == usual
     assert steps.usual_way(3, 200_000) == usual.way

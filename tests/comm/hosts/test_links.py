@@ -1,31 +1,76 @@
 """Leaders of hosts that are told of a new epoch one after the other."""
 
+import contextlib
+import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from gmi_drl.comm.group import tags
+from gmi_drl.comm.group.group import Wire
 from gmi_drl.comm.hosts import HostSpec, next_roster, read_endpoint, steps, write_roster
 from gmi_drl.comm.hosts.links import HostLinks, Interrupted
 from gmi_drl.comm.reducers.hosts_gloo import HostsGloo
 from links import until
 
+# Of a number on its way, with up to five hosts: each of halving's, a share that is passed on.
+ROUNDINGS = {"one_step": 1, "two_steps": 2, "halving": 4}
 MEMBERS = (("gmi 0",), ("gmi 1",))
+
+
+@contextlib.contextmanager
+def made_links(folders):
+    """The links of some hosts, which have not met."""
+    members = tuple((f"gmi {rank}",) for rank in range(len(folders)))
+    made = []
+    for rank, folder in enumerate(folders):
+        folder.mkdir(mode=0o700)
+        spec = HostSpec(rank, members, "127.0.0.1", folder)
+        made.append(HostLinks(spec, 30.0, lambda: False))
+    try:
+        yield made
+    finally:
+        for links in made:
+            links.close()
 
 
 @pytest.fixture
 def pair(tmp_path):
-    """The links of two hosts, which have not met."""
-    made = []
-    for rank in range(2):
-        folder = tmp_path / f"host{rank}"
-        folder.mkdir(mode=0o700)
-        spec = HostSpec(rank, MEMBERS, "127.0.0.1", folder)
-        made.append(HostLinks(spec, 30.0, lambda: False))
-    yield made, [tmp_path / f"host{rank}" for rank in range(2)]
-    for links in made:
-        links.close()
+    folders = [tmp_path / f"host{rank}" for rank in range(2)]
+    with made_links(folders) as made:
+        yield made, folders
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_all_hosts_have_the_same_bits_by_each_way_and_wire_format(tmp_path, count):
+    folders = [tmp_path / f"host{rank}" for rank in range(count)]
+    with made_links(folders) as made:
+        for links in made:
+            links.begin(0)
+        roster = next_roster(None, [read_endpoint(folder) for folder in folders])
+        for folder in folders:
+            write_roster(folder, roster)
+        until(lambda: all([links.form(0.02) for links in made]), "all are in one epoch")
+        for number, (way, wire, numel) in enumerate(
+            itertools.product(get_args(steps.Way), get_args(Wire), (0, 1, 70_000))
+        ):
+            inputs = [np.random.default_rng(rank).standard_normal(numel) for rank in range(count)]
+            vectors = [vector.astype("f4") for vector in inputs]
+            tag = tags.make_tag(tags.SUM, count=number)
+
+            def reduce(rank, vectors=vectors, way=way, wire=wire, numel=numel, tag=tag):
+                made[rank].run(vectors[rank], steps.all_reduce(way, rank, count, numel), tag, wire)
+
+            with ThreadPoolExecutor(count) as pool:
+                list(pool.map(reduce, range(count)))
+            roundings = 1e-6 if wire == "fp32" else ROUNDINGS[way] * 2**-8
+            error = np.abs(np.sum(inputs, axis=0) - vectors[0])
+            assert (error <= roundings * np.sum(np.abs(inputs), axis=0)).all(), (way, wire, numel)
+            for vector in vectors:
+                np.testing.assert_array_equal(vector.view("u4"), vectors[0].view("u4"))
 
 
 def test_what_comes_of_an_epoch_that_is_over_is_of_no_stranger(pair, monkeypatch):

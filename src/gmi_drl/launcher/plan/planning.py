@@ -285,7 +285,9 @@ def across_hosts(config: Config, numel: int) -> HostsReduction | None:
         return None
     near = cluster.address.rpartition(":")[0].strip("[]")
     trusted, repeatable = cluster.network == "trusted", config.run.deterministic
-    return reduction_across(cluster.hosts, numel, near, trusted=trusted, repeatable=repeatable)
+    return reduction_across(
+        cluster.hosts, numel, near, config.comm.wire, trusted=trusted, repeatable=repeatable
+    )
 
 
 class _Caller:

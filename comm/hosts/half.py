@@ -1,0 +1,24 @@
+"""Turns float32 into bfloat16, the wire format of half the bytes, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+Array = np.ndarray[Any, Any]
+
+
+def rounded(row: Array) -> Array:
+    """Rounds float32 [n] in place to what bfloat16 can hold, and returns it so: int16 [n]."""
+    tensor = torch.from_numpy(row)
+    half = tensor.bfloat16()
+    tensor.copy_(half)
+    return half.view(torch.int16).numpy()
+
+
+def widened(payload: memoryview) -> Array:
+    """Returns the float32 [n] of what another host has rounded."""
+    half = torch.frombuffer(payload, dtype=torch.bfloat16)
+    return half.float().numpy()
