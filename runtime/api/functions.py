@@ -60,12 +60,11 @@ class RemoteFunction:
         if code is None or not code.is_for(runtime):
             code = pack_function(self._function, f"the function {self._name}", runtime)
             self._code = code
-        runtime.add_function(code.id, self._name, code.body)
         task = new_task(
             self._name, b"", code.id, args, kwargs, returns=self._returns, chosen=self._options,
             demand=self._demand, captured=code.refs,
         )  # fmt: skip
-        return references(runtime.submit(task), self._returns)
+        return references(runtime.submit(task, code), self._returns)
 
     def __repr__(self) -> str:
         return f"RemoteFunction({self._name})"

@@ -24,6 +24,7 @@ from gmi_drl.runtime.scheduler import events
 from gmi_drl.runtime.scheduler.scheduler import Scheduler
 from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.wire import packing
+from gmi_drl.runtime.wire.closures import Code
 from gmi_drl.runtime.wire.protocol import Kind
 
 from .actor_table import ActorTable
@@ -82,7 +83,6 @@ class Driver:
         self.objects = ObjectTable(self)
         self.tasks = TaskTable(self)
         self.functions = FunctionTable(self.loop, gcs)
-        self.add_function = self.functions.add
         self.dispatch = Dispatch(self)
         self.actors = ActorTable(self)
         self.gpus = Gpus(devices, self.processes, self.actors.table)
@@ -180,8 +180,13 @@ class Driver:
 
     # What users call.
 
-    def submit(self, task: TaskSpec) -> list[Slot]:
-        """Submits a call; returns the slots of its results, each counted as one reference."""
+    def submit(self, task: TaskSpec, code: Code | None = None) -> list[Slot]:
+        """Submits a call, of a function with its code.
+
+        Returns the slots of its results, each counted as one reference.
+        """
+        if code is not None:
+            self.functions.add(code.id, task.name, code.body)
         task.slots = [Slot(id, task.name, task) for id in task.result_ids()]
         actor = self.actors.table.get(task.actor) if task.actor else None
         if actor is None:

@@ -29,6 +29,7 @@ from gmi_drl.runtime.driver.task import TaskSpec
 from gmi_drl.runtime.errors import ActorRuntimeError, TaskCancelledError
 from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.wire import framing, packing
+from gmi_drl.runtime.wire.closures import Code
 from gmi_drl.runtime.wire.protocol import Kind, Place
 
 from .sender import MessageSender
@@ -135,8 +136,14 @@ class Connection:
             return place
         return packing.view(self.arena, place, lambda: self.sender.unpin(id))
 
-    def submit(self, task: TaskSpec) -> list[Slot]:
-        """Submits a call; returns the slots of its results, each counted as one reference."""
+    def submit(self, task: TaskSpec, code: Code | None = None) -> list[Slot]:
+        """Submits a call, of a function with its code, which is sent to the driver once.
+
+        Returns the slots of its results, each counted as one reference.
+        """
+        if code is not None and code.id not in self._known:
+            self._known.add(code.id)
+            self._send(Kind.FUNCTION, 0, (code.id, task.name, code.body))
         slots = [self.slot(id, task.name) for id in task.result_ids()]
         for slot in slots:
             self.note(slot.id, 1)
@@ -159,12 +166,6 @@ class Connection:
 
     def actor(self, id: bytes) -> None:
         """Returns None, as only the driver knows more of an actor than its name."""
-
-    def add_function(self, id: bytes, name: str, body: bytes) -> None:
-        """Sends a function to the driver, once."""
-        if id not in self._known:
-            self._known.add(id)
-            self._send(Kind.FUNCTION, 0, (id, name, body))
 
     def put(self, id: bytes, packed: packing.Packed, what: str) -> Slot:
         """Stores a value with the driver, and returns its slot."""

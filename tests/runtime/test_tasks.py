@@ -67,7 +67,7 @@ def test_a_function_that_cannot_be_read_fails_its_calls(shared, monkeypatch):
 
     large = runtime.put(np.zeros(100_000))
     monkeypatch.setattr(shared.functions, "_used", {})
-    monkeypatch.setattr(shared, "add_function", lambda *_: None)
+    monkeypatch.setattr(shared.functions, "add", lambda *_: None)
     monkeypatch.setattr(shared.functions._gcs, "get", damaged)
     with pytest.raises(runtime.ActorRuntimeError, match=r"cannot be read: gcs\.sqlite: damaged"):
         runtime.get(task(lambda x: 1).remote(large), LONG)

@@ -31,6 +31,7 @@ from gmi_drl.runtime.errors import (
     OutOfResources,
 )
 from gmi_drl.runtime.wire import packing
+from gmi_drl.runtime.wire.closures import Code
 from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, SpawnRequest
 
 from . import failures, nodes
@@ -289,15 +290,11 @@ class RayEngine:
                 f"device={chosen.device}: engine ray has no devices. Use resources, or host."
             )
 
-    def add_function(self, id: bytes, name: str, body: bytes) -> None:
-        reference = self.functions.get(id)
-        if reference is None:
-            reference = ray.put(body)
-            self.functions.keep(id, reference, len(body))
-        self._local.function = id, reference  # of the call that this thread submits next
+    def submit(self, task: TaskSpec, code: Code | None = None) -> list[Slot]:
+        """Submits a call, of a function with its code.
 
-    def submit(self, task: TaskSpec) -> list[Slot]:
-        """Submits a call; returns the slots of its results, each counted as one reference."""
+        Returns the slots of its results, each counted as one reference.
+        """
         if task.keep:
             raise NotOnThisEngine(
                 f"an argument of {task.name} is a Memfd, which travels within one host only. Send "
@@ -327,7 +324,8 @@ class RayEngine:
         if actor is not None:
             results = actor.thing.submit(call, task.options, input_things)
         else:
-            results = self._submit_task(call, task, input_things)
+            assert code is not None
+            results = self._submit_task(call, task, input_things, code)
         name = "" if actor is None else actor.thing.id
         if task.returns == STREAMING:
             self._streams[task.id] = GeneratorStream(task.id, task.name, name, results)
@@ -338,7 +336,7 @@ class RayEngine:
             self.note(task.body_id, -1)  # Ray's call holds it now
         return slots
 
-    def _submit_task(self, call: Call, task: TaskSpec, things: Sequence[Any]) -> Any:
+    def _submit_task(self, call: Call, task: TaskSpec, things: Sequence[Any], code: Code) -> Any:
         from .process import run_task, run_task_streaming
 
         chosen: TaskOptions = task.options
@@ -350,8 +348,10 @@ class RayEngine:
             scheduling_strategy=nodes.strategy(chosen.host), **returns,
         )  # fmt: skip
         retries = packing.pack_plain(chosen.retry_exceptions), chosen.max_retries
-        id, reference = self._local.__dict__.pop("function")
-        assert id == call.function
+        reference = self.functions.get(code.id)
+        if reference is None:
+            reference = ray.put(code.body)
+            self.functions.keep(code.id, reference, len(code.body))
         # In a list, so that Ray does not send its value; it lives until no attempt can need it.
         return remote.remote(call, retries, [reference], *things)
 
