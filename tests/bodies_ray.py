@@ -26,6 +26,6 @@ class Journal:
 
 def bytes_of_functions():
     """How large the functions are that this process keeps."""
-    from gmi_drl.runtime.engines.ray import process
+    from gmi_drl.runtime.engines.ray import tasks
 
-    return process._functions.nbytes
+    return tasks._functions.nbytes

@@ -34,7 +34,7 @@ def held():
     """Returns the ids of the objects and actors that this process holds."""
     driver = session.driver()
     if ON_RAY:
-        return set(driver._entries)
+        return set(driver.objects.entries)
     driver.post(int)  # what was dropped is looked at with the next command
     return set(driver.objects.slots)
 

@@ -80,7 +80,7 @@ def nothing_held():
     """Waits until the tables of the runtime are empty, and fails if they do not become so."""
     driver = session.driver()
     if ON_RAY:
-        nothing_held_on_ray(driver._entries)
+        nothing_held_on_ray(driver.objects.entries)
         return
     references = driver.objects.references
 

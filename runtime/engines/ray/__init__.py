@@ -19,8 +19,8 @@ def start(
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from . import nodes
-    from .engine import KEEPER, RayEngine
-    from .keeper import Keeper
+    from .engine import RayEngine
+    from .keeper import KEEPER, Keeper
 
     nodes.join(
         address, trusted=trusted, num_cpus=num_cpus, num_gpus=num_gpus, resources=resources,

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gmi_drl.runtime.api.options import ActorOptions, demand
 from gmi_drl.runtime.api.refs import Slot
@@ -17,9 +17,7 @@ from gmi_drl.runtime.wire import packing
 
 from . import nodes
 from .calls import Call
-
-if TYPE_CHECKING:
-    from .engine import RayEngine
+from .keeper import KeeperClient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +53,10 @@ class Target:
 class Fate:
     """Tells whether an actor has ended, and how. It keeps no actor alive."""
 
-    def __init__(self, engine: RayEngine, name: str, id: str, error: BaseException | None) -> None:
-        self._engine, self._name, self._id, self._error = engine, name, id, error
+    def __init__(
+        self, keeper: KeeperClient, name: str, id: str, error: BaseException | None = None
+    ) -> None:
+        self._keeper, self._name, self._id, self._error = keeper, name, id, error
         self._death: ActorDiedError | None = None
 
     @property
@@ -74,7 +74,7 @@ class Fate:
         """Returns how it ended; `text` is Ray's reason, used if nobody has ended it on purpose."""
         if isinstance(self._error, ActorDiedError):
             return ActorDiedError(*self._error.fields())
-        reason, failure, processes = self._engine.ask_keeper("end_of", self._id)
+        reason, failure, processes = self._keeper.ask("end_of", self._id)
         row = self.row
         cause = None
         if failure:
@@ -90,15 +90,15 @@ class RayActor:
     """One actor, as the driver can ask about it and end it."""
 
     def __init__(
-        self, engine: RayEngine, key: bytes, name: str, target: Target | BaseException,
+        self, keeper: KeeperClient, key: bytes, name: str, target: Target | BaseException,
         class_name: str = "", options: ActorOptions | None = None,
     ) -> None:  # fmt: skip
         self.key, self.name = key, name
-        self._engine, self._class_name, self._options = engine, class_name, options
+        self._keeper, self._class_name, self._options = keeper, class_name, options
         self._target = target if isinstance(target, Target) else None
         self.id = "" if self._target is None else self._target.id
         error = target if isinstance(target, BaseException) else None
-        self.fate = Fate(engine, name, self.id, error)
+        self.fate = Fate(keeper, name, self.id, error)
         self.death_slot = Slot(b"", f"{name}: its death")
         self.death_seen = False
 
@@ -127,7 +127,7 @@ class RayActor:
         """Lists the deaths after which it was restarted; Ray does not tell their causes."""
         if not self.id:
             return []
-        _, _, processes = self._engine.ask_keeper("end_of", self.id)
+        _, _, processes = self._keeper.ask("end_of", self.id)
         return [
             ActorDiedError(self.name, pid, reason=f"its process on {host} has been replaced")
             for pid, host in processes[:-1]
@@ -135,11 +135,11 @@ class RayActor:
 
     @property
     def dropped(self) -> int:
-        return int(self._engine.ask_keeper("dropped", self.id))
+        return int(self._keeper.ask("dropped", self.id))
 
     def take_records(self) -> Iterator[bytes]:
         """Yields the records that nobody has fetched, and forgets them."""
-        yield from self._engine.ask_keeper("take_records", self.id) if self.id else ()
+        yield from self._keeper.ask("take_records", self.id) if self.id else ()
 
     def end(self) -> None:
         """Has it end after the calls it was sent before; returns at once."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+import ray
 
+from gmi_drl.runtime.driver.task import TaskSpec
+from gmi_drl.runtime.errors import NotOnThisEngine
 from gmi_drl.runtime.wire import packing
 
 from .keeper import Value
@@ -35,9 +39,17 @@ class Call:
     arguments_stored: bool
     mentions: Mapping[bytes, Any]  # references and handles in the arguments and in the function
     returns: int
-    body: Any = None  # Ray's reference of the function
-    chosen: Any = None  # of a function: (max_retries, retry_exceptions); of a method: what differs
+    chosen: Any = None  # of a method: the options that differ from its class's
     inputs: tuple[Any, ...] = ()  # Ray's references of its inputs, where they must be known later
+
+    @classmethod
+    def of(cls, task: TaskSpec, namespace: str, mentions: Mapping[bytes, Any]) -> Call:
+        """Returns what travels of a call."""
+        return cls(
+            id=task.id, name=task.name, namespace=namespace, function=task.function,
+            arguments=task.arguments, arguments_stored=bool(task.body_id), mentions=mentions,
+            returns=task.returns,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,10 @@ class ActorBuild:
 
 def to_value(packed: packing.Packed, mentions: dict[bytes, Any]) -> Value:
     """Returns a packed value as it is passed to Ray: large ones as memory that it maps."""
+    if packed.memfds:
+        raise NotOnThisEngine(
+            f"{packed.memfds[0]!r} travels within one host only. Send the array itself."
+        )
     body = packed.body
     return (body if len(body) < _OUT_OF_BAND else np.frombuffer(body, np.uint8)), mentions
 
@@ -68,3 +84,9 @@ def part_of(value: Value) -> packing.Part:
     """Returns the bytes of a value; those of a large one are not copied."""
     body = value[0]
     return body if isinstance(body, bytes) else memoryview(body)
+
+
+@functools.cache
+def remote_of(function_or_class: Any) -> Any:
+    """Returns what Ray calls it by; Ray sends it to the cluster once for each of these."""
+    return ray.remote(function_or_class)

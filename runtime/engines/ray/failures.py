@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ray import exceptions
 
 from gmi_drl.runtime.api.refs import Slot
 from gmi_drl.runtime.errors import (
     ActorDiedError,
-    NotRunningError,
     ObjectLostError,
     ObjectStoreFullError,
     OutOfResources,
@@ -20,12 +17,10 @@ from gmi_drl.runtime.errors import (
 
 from .actors import Fate
 from .calls import Raised
-
-if TYPE_CHECKING:
-    from .engine import RayEngine
+from .keeper import KeeperClient
 
 
-def error_of_get(engine: RayEngine, error: Exception, slot: Slot, actor: str) -> BaseException:
+def error_of_get(keeper: KeeperClient, error: Exception, slot: Slot, actor: str) -> BaseException:
     """Returns what `get` raises; `actor` is Ray's id of the actor that was called, if one was."""
     cause: BaseException = error
     while isinstance(cause, exceptions.RayTaskError):
@@ -41,7 +36,7 @@ def error_of_get(engine: RayEngine, error: Exception, slot: Slot, actor: str) ->
     if isinstance(cause, exceptions.RayActorError):
         id = cause.actor_id or actor
         name = slot.call.rsplit(".", 1)[0]
-        return Fate(engine, name, id, None).death(text) if id else ActorDiedError(name, reason=text)
+        return Fate(keeper, name, id).death(text) if id else ActorDiedError(name, reason=text)
     if isinstance(cause, exceptions.ObjectLostError):
         return ObjectLostError(slot.id, slot.call, text)
     if isinstance(cause, exceptions.ObjectStoreFullError | exceptions.OutOfDiskError):
@@ -51,8 +46,3 @@ def error_of_get(engine: RayEngine, error: Exception, slot: Slot, actor: str) ->
     if isinstance(cause, exceptions.RayError):
         return WorkerDiedError(slot.call, 0, 1, None, None, reason=text)
     return task_error(cause, str(error), slot.call)
-
-
-def ended(call: str) -> NotRunningError:
-    """Returns the error of a call that had not answered when the runtime ended."""
-    return NotRunningError(f"the runtime has ended before {call} had answered.")

@@ -7,7 +7,11 @@ import collections
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import ray
+
 from . import nodes
+
+KEEPER: Final = "gmi-drl keeper"  # its name
 
 RECORDS_KEPT: Final = 100_000  # unfetched records of one actor; older ones are dropped
 ENDS_KEPT: Final = 10_000  # dead actors whose ends are known; older ones are dropped
@@ -156,3 +160,21 @@ class Keeper:
 
     async def dropped(self, actor: str) -> int:
         return self._recorded(actor).dropped
+
+
+class KeeperClient:
+    """Calls the keeper, from any process of its cluster; `handle` is Ray's, where it is known."""
+
+    def __init__(self, handle: Any = None) -> None:
+        self._handle = handle
+
+    @property
+    def handle(self) -> Any:
+        """Returns Ray's handle, by which a method can be called without waiting for the answer."""
+        if self._handle is None:
+            self._handle = ray.get_actor(KEEPER)
+        return self._handle
+
+    def ask(self, method: str, *args: Any) -> Any:
+        """Calls a method, and returns its answer."""
+        return ray.get(getattr(self.handle, method).remote(*args))
