@@ -228,6 +228,24 @@ def test_a_call_that_its_actor_does_not_survive_fails_alone(start, tmp_path, opt
 
 
 @on_ray
+def test_who_waits_goes_on_when_another_thread_drops_what_it_looked_at(running, monkeypatch):
+    """As an item of a generator: Ray looks at the next one, and then does not know it any more."""
+    import ray
+
+    wait = ray.wait
+    errors = [ValueError("trying to access a Ray object whose owner is unknown(8849)")]
+
+    def raced(*args, **options):
+        if errors:
+            raise errors.pop()
+        return wait(*args, **options)
+
+    monkeypatch.setattr(ray, "wait", raced)
+    assert runtime.get(runtime.remote(abs).remote(-1), 60) == 1
+    assert not errors
+
+
+@on_ray
 def test_an_optimizer_over_evaluators_that_are_actors(running):
     from gmi_drl import rl
 

@@ -85,10 +85,7 @@ class Waiter:
             if must_look or not pending:  # other slots are filled by another thread
                 left_s = _POLL_S if left_s is None else min(left_s, _POLL_S)
             if pending:
-                ready, unready = ray.wait(list(pending), num_returns=1, timeout=left_s)
-                if ready and unready:
-                    ready += ray.wait(unready, num_returns=len(unready), timeout=0)[0]
-                for thing in ready:
+                for thing in _ready(list(pending), left_s):
                     pending[thing]()
             elif gate.wait(left_s):
                 return True
@@ -103,3 +100,17 @@ class Waiter:
             return False
         slot.resolve(fate.death())
         return True
+
+
+def _ready(things: list[Any], timeout_s: float | None) -> list[Any]:
+    """Returns which of Ray's references and generators are ready; waits for the first."""
+    try:
+        ready, unready = ray.wait(things, num_returns=1, timeout=timeout_s)
+        if ready and unready:
+            ready += ray.wait(unready, num_returns=len(unready), timeout=0)[0]
+    except ValueError as error:
+        if "owner is unknown" not in str(error):
+            raise
+        time.sleep(_POLL_S)  # another thread has taken and dropped the item of a generator
+        return []
+    return ready
