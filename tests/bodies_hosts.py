@@ -1,5 +1,6 @@
 """What GMIs of several hosts do in tests."""
 
+import contextlib
 import time
 
 import torch
@@ -7,12 +8,15 @@ import torch
 import bodies_comm
 import bodies_rings
 from gmi_drl.comm import GroupFinished, GroupReformed
+from gmi_drl.comm.group.tags import REFORM
+from gmi_drl.comm.hosts.links import HostLinks, Interrupted
+from gmi_drl.comm.reducers import hosts
 from gmi_drl.comm.reducers.hosts_gloo import HostsGloo
 
 
 def everything(group, lengths):
     """Sums, means, gathers, broadcasts, numbers, and who this rank is."""
-    group.by_gloo_from = 1
+    group.by_gloo_from = 0  # also of a bucket without numbers
     found = bodies_rings.reduce_many_ways(group, lengths)
     group.barrier()
     outcome = found, group.exchange(group.rank + 2**63), group.rank, group.generation
@@ -110,6 +114,76 @@ def reduce_by_the_fastest(group):
     outcome = measured, group.note, sums
     group.finish("done")
     return outcome
+
+
+def measure_twice(group):
+    """What each way takes as its leader knows it, after two generations and one that broke off.
+
+    The leader of host 0 measures anew, and that of the last host is interrupted at the end of it.
+    """
+    measure, run, tags = hosts.measure, HostLinks.run, []
+
+    def interrupted(*args):
+        links = yield from measure(*args)
+        if group.measured_twice:
+            group.measured_twice = False
+            raise Interrupted
+        return links
+
+    def noted(self, vector, todo, tag, *wire):
+        if tag & 7 == REFORM:
+            tags.append((self.epoch, tag))
+        run(self, vector, todo, tag, *wire)
+
+    hosts.measure, HostLinks.run = interrupted, noted
+    group.measured_twice = False
+    group.barrier()
+    if group.rank == 0:
+        group.measured = {}  # as of a process that is new
+        group.local.renew()
+    group.measured_twice = group.spec.rank == group.count - 1
+    while group.generation < 2:
+        with contextlib.suppress(GroupReformed):
+            group.reform()
+            group.barrier()
+    group.finish("done")
+    return group.measured, len(tags) - len({*tags})
+
+
+def wait_for_a_slow_network(group):
+    """Meets all GMIs; a sum takes its leaders far longer between hosts than they may be late."""
+    reduce_by = group._reduce_by
+
+    def slowly(way, vector, tag):
+        time.sleep(0.55)  # on the way
+        reduce_by(way, vector, tag)
+
+    group._reduce_by = slowly
+    numbers = group.exchange(group.rank)
+    group.finish("done")
+    return numbers
+
+
+def measure_until_killed(group):
+    """Reduces; the first process of the last host's leader stays in its first measurement."""
+    reduce_by = group._reduce_by
+
+    def held(way, vector, tag):
+        if group.rank == group.size - 1 and not group.local.joined:
+            (group.spec.folder / "measures").touch()
+            time.sleep(600)  # until it is killed
+        reduce_by(way, vector, tag)
+
+    group._reduce_by = held
+    while True:
+        try:
+            group.reform()
+            numbers = group.exchange(group.rank)
+            break
+        except GroupReformed:
+            pass
+    group.finish("done")
+    return numbers, group.measured
 
 
 def reduce_and_count(group, ready, told):

@@ -8,7 +8,7 @@ that meet, and passed on as it is: every host reads the same bits. There are thr
                 the vector the fewest bytes that can be; a ring has as many, in 2 (n - 1) steps
     halving     recursive halving and doubling: as many bytes, to one host at a time, in
                 2 log2(n) steps; the hosts beyond a power of two give what they have to a
-                neighbour first, and are sent the sum at the end
+                neighbour first, which sends them the sum at the end
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def all_reduce(way: Way, rank: int, count: int, numel: int) -> list[Transfer]:
 
 def sent_bytes(way: Way, count: int, numel: int, itemsize: int) -> int:
     """Returns how many bytes that host sends in an all-reduce which sends the most."""
-    schedules = [all_reduce(way, rank, count, numel) for rank in range(count)]
+    # Who sends to each has as many parts as there are hosts, and the last one has the largest.
+    ranks = range(count) if way == "halving" else [count - 1]
+    schedules = (all_reduce(way, rank, count, numel) for rank in ranks)
     return itemsize * max(sum(p.stop - p.start for t in s for p in t.sends) for s in schedules)
 
 

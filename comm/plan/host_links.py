@@ -38,6 +38,7 @@ class HostsReduction:
     nbytes: int
     way: HostsWay
     sent_bytes: int  # by the host that sends the most, each time; of gloo those of a ring
+    repeatable: bool  # chosen by the size alone, whatever was measured
     measured: BetweenHosts | None  # what the way was chosen by
 
     def as_json(self) -> dict[str, Any]:
@@ -66,8 +67,11 @@ def reduction_across(
         way = "gloo"
     by_steps: steps.Way = "two_steps" if way == "gloo" else way
     itemsize = 2 if wire == "bf16" and way != "gloo" else 4
-    sent_bytes = steps.sent_bytes(by_steps, count, numel, itemsize)
-    return HostsReduction(count, nbytes, way, sent_bytes, between)
+    return HostsReduction(
+        count=count, nbytes=nbytes, way=way,
+        sent_bytes=steps.sent_bytes(by_steps, count, numel, itemsize), repeatable=repeatable,
+        measured=between,
+    )  # fmt: skip
 
 
 def keep(addresses: Sequence[str], links: Mapping[HostsWay, Link], wire: Wire) -> None:

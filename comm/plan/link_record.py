@@ -1,7 +1,8 @@
 """Keeps what was measured on this machine in $XDG_CACHE_HOME/gmi-drl/links.json.
 
-One file for all machines that share it, by fingerprint: hardware and versions. It is replaced
-whole. Who measures holds a lock beside it: two at once would measure each other.
+One file for all machines that share it, by fingerprint: hardware and versions; and for all sets of
+hosts that they were in, by addresses (see `host_links`). It is replaced whole. Who measures links
+of a machine holds a lock beside it: two at once would measure each other.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from .capability import LinkFacts
 from .links import LINK_KINDS, Link, LinkKey
 
 _FORMAT: Final = 1
-_MAX_MACHINES: Final = 32  # of a home directory that a cluster shares; the oldest goes
+# Of a home directory that a cluster shares, and as many sets of hosts; the oldest goes.
+_MAX_MACHINES: Final = 32
 
 
 def record_path() -> Path:
@@ -75,9 +77,12 @@ def store(path: Path, fingerprint: Mapping[str, str], links: Mapping[LinkKey, Li
         "links": {**known_links, **links},
     }
     kept = sorted([*other_machines, this_machine], key=lambda machine: machine["measured"])
+    alike = [m for m in kept if m["fingerprint"].keys() == fingerprint.keys()]
+    dropped = alike[:-_MAX_MACHINES]
     entries = [
         {**machine, "links": [asdict(key) | asdict(link) for key, link in machine["links"].items()]}
-        for machine in kept[-_MAX_MACHINES:]
+        for machine in kept
+        if machine not in dropped
     ]
     text = json.dumps({"format": _FORMAT, "machines": entries}, indent=1)
     try:
@@ -112,7 +117,8 @@ def _link(entry: dict[str, Any]) -> tuple[LinkKey, Link]:
     is_known = key.kind in LINK_KINDS and key.wire in WIRES and isinstance(key.backend, str)
     if not is_known or any(type(n) is not int for n in counts):
         raise ValueError(f"{key} is no link")
-    if not all(type(n) in (int, float) and 0 <= n < float("inf") for n in numbers):
+    are_numbers = all(type(n) in (int, float) and 0 <= n < float("inf") for n in numbers)
+    if not are_numbers or not link.seconds(1):
         raise ValueError(f"alpha, beta, residual {numbers} of {key}")
     return key, link
 

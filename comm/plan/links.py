@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gmi_drl.comm.group.group import Wire
+from gmi_drl.comm.hosts.steps import Way
 
-HostsWay: TypeAlias = Literal["one_step", "two_steps", "halving", "gloo"]
+HostsWay: TypeAlias = Way | Literal["gloo"]
 LinkKind: TypeAlias = Literal["host", "ring", "ring_bcast", "ipc"] | HostsWay
 LINK_KINDS: Final[dict[LinkKind, str]] = {  # and what people call them
     "host": "shared memory",

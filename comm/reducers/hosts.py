@@ -12,6 +12,7 @@ generation, as a process that replaces another one does: every GMI's call raises
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Final
@@ -57,7 +58,7 @@ class HostsGroup(Group):
         self._gloo: HostsGloo | None = None  # of a leader, where the network is trusted
         self.by_gloo_from = steps.GLOO_BYTES  # on, where nothing is measured; less goes by links
         self.measured: dict[HostsWay, Link] = {}  # by a leader: what each way takes
-        self._largest = 0  # bytes of a bucket
+        self._largest_bytes = 0  # of a bucket
         if local.rank == 0 and local.joined:  # the others are told before this GMI is set up
             with self._leading():
                 self._begin(local.joined)
@@ -68,7 +69,7 @@ class HostsGroup(Group):
 
     @property
     def note(self) -> str:
-        nbytes, ways = self._largest, self.measured
+        nbytes, ways = self._largest_bytes, self.measured
         times = [f"{LINK_KINDS[way]} {1e3 * ways[way].seconds(nbytes):.3g} ms" for way in ways]
         if len(times) < 2:
             return ""
@@ -85,7 +86,7 @@ class HostsGroup(Group):
         with self.telling():
             inner: Any = self.local.bucket(name, numel, dtype, device)
             self._buckets += 1
-            self._largest = max(self._largest, inner.buffer.nbytes)
+            self._largest_bytes = max(self._largest_bytes, inner.buffer.nbytes)
             return HostsReducer(self, inner, name, self._buckets)
 
     def barrier(self) -> None:
@@ -152,12 +153,9 @@ class HostsGroup(Group):
             self._begin(local.generation)
         while not epoch:
             epoch = local.exchange(self._form_step())[0]
-        if self.links is not None and self.count > 1:
-            with self._leading():
-                if self.spec.trusted:
-                    self._gloo = HostsGloo(self.links, self.spec, self._timeout_s)
-                if self.spec.measures:
-                    self._measure(self.links)
+        preparing = self._prepare()
+        while local.exchange(self._prepare_step(preparing))[0]:
+            pass  # so that the other GMIs of this host wait for one step at a time
         self.generation = epoch - 1
         words: Any = local.bucket("words of all hosts", self.size, torch.float64)
         self._numbers: SharedBucket = words
@@ -176,22 +174,40 @@ class HostsGroup(Group):
             return self.links.form(_SLICE_S)
         return 0
 
-    def _measure(self, links: HostLinks) -> None:
+    def _prepare_step(self, preparing: Iterator[int]) -> int:
+        with self._leading():
+            return next(preparing, 0)
+        return 0
+
+    def _prepare(self) -> Iterator[int]:
+        """Makes ready, as a leader, what hosts combine vectors by; yields 1 between its steps."""
+        if self.links is None or self.count == 1:
+            return
+        if self.spec.trusted:
+            self._gloo = HostsGloo(self.links, self.spec, self._timeout_s)
+            yield 1
+        if self.spec.measures:
+            yield from self._measure(self.links)
+
+    def _measure(self, links: HostLinks) -> Iterator[int]:
         """Measures what each way takes, if the leader of any host has not done so yet."""
-        tag, rank, count = make_tag(_tags.REFORM), self.spec.rank, self.count
+        rank, count = self.spec.rank, self.count
+        # Each call has its own tag, so that no host is blamed for what it waited for before.
+        tags = (make_tag(_tags.REFORM, count=call) for call in itertools.count(1))
 
         def largest(value: float) -> float:
             values = np.zeros(count)
             values[rank] = value
-            links.run(values, steps.all_gather(rank, range(count + 1)), tag)
+            links.run(values, steps.all_gather(rank, range(count + 1)), next(tags))
             return float(values.max())
 
         if largest(not self.measured):
+            self.measured = {}  # if this is interrupted here, all leaders measure once more
             ways: list[HostsWay] = [*steps.ways(count)]
             if self._gloo is not None:
                 ways.append("gloo")
-            self.measured = measure(
-                ways, lambda way, vector: self._reduce_by(way, vector, tag), largest
+            self.measured = yield from measure(
+                ways, lambda way, vector: self._reduce_by(way, vector, next(tags)), largest
             )
             keep(links.addresses, self.measured, self.local.wire)
 

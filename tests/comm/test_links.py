@@ -94,6 +94,7 @@ def damaged():
     good = {"kind": "host", "ranks": 2, "at_once": 1, "devices": 1, "cores": 2, "wire": "fp32"}
     good |= {"backend": "cpu", "alpha_s": 1e-3, "beta_s_per_byte": 0, "residual": 0, "samples": []}
     wrong = [{"ranks": "2"}, {"kind": "x"}, {"alpha_s": -1}, {"residual": None}, {"samples": 3}]
+    wrong += [{"alpha_s": 0}]  # as nothing takes no time
     yield from ("", "{", "[]", "null", "3", '{"format": 9}', '{"format": 1}', "\udcff")
     for change in wrong:
         links = [good | change]
@@ -102,7 +103,7 @@ def damaged():
     yield json.dumps({"format": 1, "machines": [{"fingerprint": [], "measured": 0, "links": []}]})
 
 
-@pytest.mark.parametrize("text", list(damaged()), ids=range(14))
+@pytest.mark.parametrize("text", list(damaged()), ids=range(15))
 def test_a_damaged_record_is_told_and_replaced(path, text):
     path.parent.mkdir()
     path.write_bytes(text.encode("utf-8", "surrogateescape"))

@@ -164,6 +164,10 @@ def test_plan_draws_host_by_host(tmp_path, capsys, monkeypatch):
     )
     assert f"one step 1 ms, two steps 2 ms, so {8 * numel / 1e3:.0f} MB/s from each" in words
     assert "between 10.0.0.1, 10.0.0.2, 10.0.0.3" in words
+    assert main(["plan", str(file), "--no-measure", "--set", "run.deterministic=true"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "in two steps; a host sends" in words
+    assert "not measured: run.deterministic leaves nothing to a clock" in words
     assert main(["plan", str(file), "--no-measure", "--json"]) == 0
     across = json.loads(capsys.readouterr().out)["across_hosts"]
     assert (across["count"], across["way"], across["sent_bytes"]) == (3, "one_step", 8 * numel)

@@ -238,6 +238,8 @@ def _rows_across(across: HostsReduction, size: str) -> list[list[str]]:
     rows = [[f"between {across.count} hosts", text]]
     if (between := across.measured) is None:
         note = "not known: hosts measure them when they train together"
+        if across.repeatable:
+            note = "not measured: run.deterministic leaves nothing to a clock"
         return [*rows, ["links between hosts", note]]
     seconds = {way: link.seconds(across.nbytes) for way, link in between.links.items()}
     times = [f"{LINK_KINDS[way]} {duration_text(time_s)}" for way, time_s in seconds.items()]

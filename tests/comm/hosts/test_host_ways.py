@@ -1,5 +1,7 @@
 """Ways between hosts: what is measured, kept, planned by, and what each takes of a vector."""
 
+from dataclasses import replace
+
 import pytest
 
 from gmi_drl.comm.hosts import steps
@@ -33,9 +35,21 @@ class Network:
         return spent_s
 
 
+def measured(links):
+    """What leaders measure on a network, and in how many steps."""
+    network, steps_done = Network(links), 0
+    measuring = measure([*links], network.all_reduce, network.largest)
+    while True:
+        try:
+            steps_done += next(measuring)
+        except StopIteration as stop:
+            return network, steps_done, stop.value
+
+
 def test_each_way_is_measured_at_several_sizes():
-    network = Network(LINKS)
-    for way, link in measure([*LINKS], network.all_reduce, network.largest).items():
+    network, steps_done, found = measured(LINKS)
+    assert steps_done == 3 * len(LINKS) * len(SIZES)
+    for way, link in found.items():
         assert (link.alpha_s, link.beta_s_per_byte) == pytest.approx(
             (LINKS[way].alpha_s, LINKS[way].beta_s_per_byte)
         )
@@ -43,10 +57,17 @@ def test_each_way_is_measured_at_several_sizes():
 
 
 def test_a_slow_network_is_measured_at_two_sizes_once():
-    network = Network({"two_steps": Link(1.0, 1e-6, 0.0, ())})
-    links = measure(["two_steps"], network.all_reduce, network.largest)
+    network, steps_done, links = measured({"two_steps": Link(1.0, 1e-6, 0.0, ())})
     assert links["two_steps"].alpha_s == pytest.approx(1.0)
     assert [nbytes for _, nbytes in network.calls] == [size for size in SIZES[:2] for _ in range(4)]
+    assert steps_done == 2
+
+
+def test_what_a_slow_network_does_not_bring_across_in_time_is_not_tried():
+    network, _, links = measured({"two_steps": Link(0.0, 1e-6, 0.0, ())})  # 1 MB/s
+    assert links["two_steps"].beta_s_per_byte == pytest.approx(1e-6)
+    assert {nbytes for _, nbytes in network.calls} == {*SIZES[:2]}
+    assert len(network.calls) > 8  # and the others more than once
 
 
 def test_what_takes_least_depends_on_the_size():
@@ -66,6 +87,26 @@ def test_links_between_hosts_are_kept_beside_those_of_machines(cache):
     assert newest(3, "", "fp32").addresses == tuple(HOSTS)
     cache.write_text("{")
     assert newest(3, "", "fp32") is None
+
+
+def test_sets_of_hosts_never_push_a_machine_out_of_the_record(cache):
+    machine, key = {"processor": "i"}, link_record.LinkKey("host", 2, 1, 1, 2)
+    link_record.store(cache, machine, {key: LINKS["one_step"]})
+    for number in range(40):  # as many runs in containers, whose addresses are never the same
+        keep([f"10.0.{number}.1", f"10.0.{number}.2"], LINKS, "fp32")
+    assert link_record.load(cache, machine)[0] == {key: LINKS["one_step"]}
+    assert len(link_record.machines(cache)) == 33
+    assert newest(2, "10.0.39.1", "fp32").addresses[0] == "10.0.39.1"
+    assert newest(2, "10.0.0.1", "fp32").addresses[0] == "10.0.39.1"
+
+
+@pytest.mark.parametrize("folder", ["a_file/below", "missing/too"])
+def test_a_cache_that_cannot_be_written_or_is_not_there_ends_nothing(tmp_path, monkeypatch, folder):
+    (tmp_path / "a_file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / folder))
+    keep(HOSTS, LINKS, "fp32")
+    found = newest(3, "", "fp32")
+    assert (found is None) == (folder == "a_file/below")
 
 
 def test_the_newest_hosts_are_taken_but_for_those_of_the_cluster():
@@ -93,6 +134,6 @@ def test_a_plan_takes_the_fastest_way_that_the_network_allows():
     half = plan(50_000, "bf16")  # which nobody has measured
     assert (half.way, half.sent_bytes) == ("two_steps", usual.sent_bytes // 2)
     assert plan(50_000, trusted=True).way == "gloo"
-    assert plan(50_000, repeatable=True) == usual
+    assert plan(50_000, repeatable=True) == replace(usual, repeatable=True)
     assert steps.usual_way(3, 200_000) == usual.way
     assert plan(50_000).as_json()["measured"]["links"]["one_step"]["alpha_s"] == 1e-3

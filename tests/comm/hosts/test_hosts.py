@@ -84,6 +84,32 @@ def test_leaders_measure_each_way_and_take_the_fastest():
     assert note.startswith(f"3 hosts combine 2,734 KiB in {fastest}; measured: one step ")
 
 
+def test_leaders_that_were_interrupted_measure_anew_so_that_all_know_the_same():
+    with Cluster(bodies.measure_twice, (1, 2, 1), spec={"measures": True}) as cluster:
+        outcomes = cluster.outcomes()
+    measured, _ = outcomes[0]
+    assert sorted(measured) == ["one_step", "two_steps"]
+    assert outcomes == [(measured, 0), (measured, 0), ({}, 0), (measured, 0)]
+
+
+def test_gmis_wait_for_their_leader_however_long_it_measures():
+    with Cluster(
+        bodies.wait_for_a_slow_network, (1, 2), timeout_s=4.0, spec={"measures": True}
+    ) as cluster:
+        assert cluster.outcomes() == [[0, 1, 2]] * 3
+
+
+def test_a_leader_that_is_killed_while_it_measures_is_replaced():
+    with Cluster(bodies.measure_until_killed, (2, 1), spec=MEASURED) as cluster:
+        until((cluster.folders[1] / "measures").exists, "it measures")
+        cluster.hosts[1].kill(0)
+        cluster.hosts[1].restart(0)
+        first, other, second = cluster.outcomes()
+    assert first == second
+    assert sorted(first[1]) == ["gloo", "one_step"]
+    assert other == ([0, 1, 2], {})
+
+
 def test_hosts_that_gloo_cannot_bind_to_are_told():
     with Cluster(bodies.count_gloo, (1, 1), spec={**TRUSTED, "interface": "none7"}) as cluster:
         outcomes = cluster.outcomes()

@@ -100,6 +100,22 @@ def test_gathering_and_broadcasting(count):
     assert {value for vector in vectors for value in vector.tolist()} == {count - 1.0}
 
 
+@pytest.mark.parametrize("way", get_args(steps.Way))
+@pytest.mark.parametrize("count", range(1, 18))
+def test_a_host_sends_what_the_schedules_of_all_say(way, count):
+    numel = 1021
+    sent = [
+        sum(part.stop - part.start for step in schedule for part in step.sends)
+        for schedule in (steps.all_reduce(way, rank, count, numel) for rank in range(count))
+    ]
+    assert steps.sent_bytes(way, count, numel, 4) == 4 * max(sent)
+
+
+def test_what_thousands_of_hosts_send_is_known_without_a_schedule_of_each():
+    """All of them would be millions of parts, for a cluster as large as a config may say."""
+    assert steps.sent_bytes("two_steps", 4096, 4096, 4) == 4 * 2 * 4095
+
+
 @pytest.mark.parametrize("count", [2, 4, 8, 16])
 def test_a_host_sends_the_fewest_bytes_there_can_be(count):
     numel = 1 << 16
