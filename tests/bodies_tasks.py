@@ -175,10 +175,13 @@ def fib(n):
 
 
 def tree(levels, path):
-    """Starts two tasks at each level; the leaves never end."""
+    """Starts two tasks at each level; the leaves never end, and say when they are over."""
     mark(f"{path}/{levels}")
     if not levels:
-        time.sleep(60)  # until it is cancelled
+        try:
+            time.sleep(60)  # until it is cancelled
+        finally:
+            mark(f"{path}/over")
     less = runtime.remote(tree).options(num_cpus=0)  # all of them run at once
     runtime.get([less.remote(levels - 1, path) for _ in range(2)])
 
@@ -286,7 +289,9 @@ class Counter:
     def get_kept(self):
         return self.kept
 
-    def add_to(self, other, number):
+    def add_to(self, other, number, path=None):
+        if path:
+            mark(path)
         return runtime.get(other.add.remote(number))
 
     def use_one_of_pair(self, other):

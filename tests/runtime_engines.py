@@ -58,7 +58,7 @@ STACKS = "`write_stacks`"
 # The files of tests/runtime that run on both engines.
 FILES = (
     "test_actor_recovery.py", "test_actors.py", "test_assigned.py", "test_calls.py",
-    "test_captured.py", "test_errors.py", "test_futures.py", "test_generators.py",
+    "test_cancel.py", "test_captured.py", "test_errors.py", "test_futures.py", "test_generators.py",
     "test_methods.py", "test_names.py", "test_nested.py", "test_objects.py", "test_resources.py",
     "test_tasks.py", "test_util.py",
 )  # fmt: skip
@@ -89,6 +89,16 @@ DIFFERENT = {
     },
     "test_calls.py": {
         "test_shared_memory_goes_both_ways": MEMFD,
+    },
+    "test_cancel.py": {
+        "test_what_a_cancelled_task_has_called_is_cancelled_with_it": LOOKS,
+        "test_what_a_cancelled_call_calls_later_is_cancelled_with_it": RUNNING_METHOD,
+        "test_a_cancelled_call_can_call_others_to_clean_up[method]": RUNNING_METHOD,
+        "test_a_cancelled_call_can_call_others_to_clean_up[logged method]": RUNNING_METHOD,
+        "test_queued_and_running_methods_can_be_cancelled": RUNNING_METHOD,
+        "test_an_async_method_that_is_cancelled_before_the_loop_hears_of_it_is_never_run": LOOKS,
+        "test_an_async_method_that_is_cancelled_while_it_waits_for_its_turn_is_never_run":
+            RUNNING_METHOD,
     },
     "test_captured.py": {
         "test_an_actor_class_captures_and_its_actor_keeps_it_across_a_restart": CALLED_AGAIN,

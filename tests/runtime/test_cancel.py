@@ -99,6 +99,14 @@ def test_what_a_cancelled_task_has_called_is_cancelled_with_it(shared, tmp_path)
     bodies.until(lambda: not shared.tasks.live, "no task left", 20, lambda: shared.tasks.live)
 
 
+def test_what_a_cancelled_task_waits_for_is_interrupted(tmp_path):
+    root = runtime.remote(bodies.tree).remote(1, tmp_path)
+    bodies.until(lambda: bodies.marks(tmp_path / "0") == 2, "both leaves")
+    runtime.cancel(root)
+    assert cancelled(root)
+    bodies.until(lambda: bodies.marks(tmp_path / "over") == 2, "the end of both")
+
+
 def test_what_a_cancelled_call_calls_later_is_cancelled_with_it(shared, tmp_path):
     pair = runtime.remote(bodies.Pair).options(max_concurrency=2).remote()
     calls = [pair.calls_late.remote(tmp_path / name, tmp_path / "go") for name in "ab"]
@@ -178,6 +186,29 @@ def test_queued_and_running_methods_can_be_cancelled(tmp_path):
     runtime.cancel(running)
     assert cancelled(running)
     assert runtime.get(after, LONG) == 100
+
+
+def test_a_method_that_waits_for_another_is_interrupted(tmp_path):
+    busy, actor = (runtime.remote(bodies.Counter).remote() for _ in range(2))
+    slow = busy.add_slowly.remote(1, tmp_path / "slow", tmp_path / "go")
+    bodies.pid_in(tmp_path / "slow")
+    waits = actor.add_to.remote(busy, 10, tmp_path / "waits")
+    bodies.pid_in(tmp_path / "waits")
+    runtime.cancel(waits)
+    assert cancelled(waits)
+    (tmp_path / "go").touch()
+    assert runtime.get(slow, LONG) == 1
+
+
+def test_a_method_of_an_actor_that_is_not_built_yet_is_never_run(tmp_path):
+    hog = runtime.remote(bodies.wait_for_file).remote(tmp_path / "go", tmp_path / "n")
+    actor = runtime.remote(bodies.Counter).remote(hog)
+    calls = [actor.add.remote(number) for number in (10, 100)]
+    runtime.cancel(calls[0])
+    assert cancelled(calls[0])
+    (tmp_path / "go").touch()
+    assert runtime.get(calls[1], LONG) == 100
+    assert bodies.marks(tmp_path / "n") == 1
 
 
 def test_async_methods_are_cancelled_one_by_one():

@@ -32,7 +32,8 @@ before_one = pytest.mark.skipif(ON_RAY, reason="engine ray runs already")
 @pytest.mark.parametrize("file", [Path(__file__).name, *runtime_engines.FILES])
 def test_behaviour_on_ray(file):
     pytest.importorskip("ray")
-    environment = {**os.environ, "GMI_DRL_TEST_ENGINE": "ray"}
+    # Ray's workers run at niceness 15: beside other work they would have no time to start.
+    environment = {**os.environ, "GMI_DRL_TEST_ENGINE": "ray", "RAY_worker_niceness": "0"}
     command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider"]
     command += ["-W", "ignore::ResourceWarning"]  # Ray leaves files and processes to the collector
     command.append(str(HERE / file))

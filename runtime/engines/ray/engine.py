@@ -6,6 +6,7 @@ It takes the place of `driver.Driver` and `process.Connection` on one machine.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import ray
@@ -17,7 +18,7 @@ from gmi_drl.runtime.errors import NotOnThisEngine, OutOfResources
 from gmi_drl.runtime.wire import packing
 from gmi_drl.runtime.wire.closures import Code
 
-from . import nodes
+from . import interrupts, nodes
 from .actor_table import RayActorTable
 from .calls import Call, remote_of
 from .functions import Functions
@@ -94,10 +95,11 @@ class RayEngine:
             return slots
         call = Call.of(task, self.namespace, objects.mentions(task.refs))
         if target is not None:
-            name, results = target.id, target.submit(call, task.options, things)
+            name, submit = target.id, partial(target.submit, call, task.options, things)
         else:
             assert code is not None
-            name, results = "", self._submit_task(call, task, code, things)
+            name, submit = "", partial(self._submit_task, call, task, code, things)
+        results = interrupts.submitted(submit)
         if task.returns == STREAMING:
             objects.keep_stream(task, slots, results, name)
         else:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import ray
 
-from . import nodes
+from . import interrupts, nodes
 
 KEEPER: Final = "gmi-drl keeper"  # its name
 
@@ -177,4 +177,4 @@ class KeeperClient:
 
     def ask(self, method: str, *args: Any) -> Any:
         """Calls a method, and returns its answer."""
-        return ray.get(getattr(self.handle, method).remote(*args))
+        return interrupts.get(getattr(self.handle, method).remote(*args))

@@ -21,7 +21,7 @@ from gmi_drl.runtime.driver.task import TaskSpec
 from gmi_drl.runtime.errors import GetTimeoutError, NotOnThisEngine, NotRunningError
 from gmi_drl.runtime.wire import packing
 
-from . import failures
+from . import failures, interrupts
 from .calls import Raised, part_of, to_value
 from .keeper import KeeperClient, Value
 
@@ -177,7 +177,7 @@ class RayObjects:
         with self._lock:
             entry = self.entries[slot.id]
         try:
-            value = ray.get(entry.thing, timeout=limit_s)
+            value = interrupts.get(entry.thing, limit_s)
             if isinstance(value[0], Raised):
                 raise value[0]
         except ray.exceptions.GetTimeoutError:

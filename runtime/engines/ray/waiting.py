@@ -12,6 +12,7 @@ import ray
 
 from gmi_drl.runtime.api.refs import Gate, Slot
 
+from . import interrupts
 from .actors import Fate
 from .objects import RayObjects
 
@@ -105,12 +106,13 @@ class Waiter:
 def _ready(things: list[Any], timeout_s: float | None) -> list[Any]:
     """Returns which of Ray's references and generators are ready; waits for the first."""
     try:
-        ready, unready = ray.wait(things, num_returns=1, timeout=timeout_s)
-        if ready and unready:
-            ready += ray.wait(unready, num_returns=len(unready), timeout=0)[0]
+        with interrupts.wait():
+            ready, unready = ray.wait(things, num_returns=1, timeout=timeout_s)
+            if ready and unready:
+                ready += ray.wait(unready, num_returns=len(unready), timeout=0)[0]
+            return ready
     except ValueError as error:
         if "owner is unknown" not in str(error):
             raise
         time.sleep(_POLL_S)  # another thread has taken and dropped the item of a generator
-        return []
-    return ready
+    return []
