@@ -162,7 +162,7 @@ def test_plan_draws_host_by_host(tmp_path, capsys, monkeypatch):
     assert re.search(r"in one step; a host sends (\d+) KiB", words)[1] == str(
         round(8 * numel / 1024)
     )
-    assert f"one step 1 ms, two steps 2 ms, so {8 * numel / 1e3:.0f} MB/s from each" in words
+    assert f"one step 1 ms, two steps 2 ms, so {8 * numel / 1e3:.3g} MB/s from each" in words
     assert "between 10.0.0.1, 10.0.0.2, 10.0.0.3" in words
     assert main(["plan", str(file), "--no-measure", "--set", "run.deterministic=true"]) == 0
     words = " ".join(capsys.readouterr().out.split())

@@ -245,7 +245,7 @@ def _rows_across(across: HostsReduction, size: str) -> list[list[str]]:
     times = [f"{LINK_KINDS[way]} {duration_text(time_s)}" for way, time_s in seconds.items()]
     rate = across.sent_bytes / seconds[across.way] / 1e6
     day = time.strftime("%Y-%m-%d", time.localtime(between.measured))
-    text = f"{', '.join(times)}, so {rate:,.0f} MB/s from each host for that long; "
+    text = f"{', '.join(times)}, so {rate:.3g} MB/s from each host for that long; "
     text += f"measured on {day} between {', '.join(between.addresses)}"
     return [*rows, ["links between hosts", text]]
 
