@@ -105,6 +105,7 @@ class Waiter:
 
 def _ready(things: list[Any], timeout_s: float | None) -> list[Any]:
     """Returns which of Ray's references and generators are ready; waits for the first."""
+    ready: list[Any]
     try:
         with interrupts.wait():
             ready, unready = ray.wait(things, num_returns=1, timeout=timeout_s)
