@@ -154,10 +154,11 @@ class Probe:
         """What the process has been given."""
         import random
 
-        torch = sys.modules.get("torch")
+        import torch
+
         return {
             "affinity": os.sched_getaffinity(0),
-            "threads": torch.get_num_threads() if torch else None,
+            "threads": torch.get_num_threads(),
             "omp": os.environ["OMP_NUM_THREADS"],
             "variable_at_import": SEEN_AT_IMPORT,
             "environment": dict(os.environ),
@@ -166,8 +167,8 @@ class Probe:
             "parent": os.getppid(),
             "directory": os.getcwd(),
             "random": random.random(),
-            "torch_random": float(torch.rand(1)) if torch else None,
-            "cuda_started": bool(torch and torch.cuda.is_initialized()),
+            "torch_random": float(torch.rand(1)),
+            "cuda_started": torch.cuda.is_initialized(),
         }
 
     def multiply(self, size):

@@ -49,6 +49,7 @@ LOOKS = "looks into engine local"
 ATTEMPT = "the attempt of a task"
 CALLED_AGAIN = "what replayed calls call is not called again"
 DEVICE = "`device=`"
+ENVIRONMENT = "the environment variables and the working directory of your program"
 FOUND = "an actor found by its name does not end before it is called"
 GENERATOR = "a generator as argument, or in a value"
 HOW_IT_DIED = "how a process died"
@@ -66,7 +67,7 @@ FILES = (
     "test_actor_recovery.py", "test_actors.py", "test_assigned.py", "test_bad_input.py",
     "test_calls.py", "test_cancel.py", "test_captured.py", "test_errors.py", "test_futures.py",
     "test_generators.py", "test_methods.py", "test_names.py", "test_nested.py", "test_objects.py",
-    "test_resources.py", "test_tasks.py", "test_util.py",
+    "test_resources.py", "test_surroundings.py", "test_tasks.py", "test_util.py",
 )  # fmt: skip
 
 # file: {test: what is different}; the name of a test with or without its parameters
@@ -146,6 +147,14 @@ DIFFERENT = {
     },
     "test_resources.py": {
         "test_what_no_device_has_is_refused_in_words[options4-4]": DEVICE,
+    },
+    "test_surroundings.py": {
+        "test_the_fork_server_has_one_thread_and_has_not_touched_cuda": LOOKS,
+        "test_more_threads_than_cores_after_the_fork": LOOKS,
+        "test_an_actor_has_the_variables_that_its_starter_has_then": ENVIRONMENT,
+        "test_each_actor_leads_a_process_group_in_the_fork_servers_session": LOOKS,
+        "test_an_actor_has_only_its_own_two_sockets": LOOKS,
+        "test_the_working_directory_is_the_launchers": ENVIRONMENT,
     },
     "test_tasks.py": {
         "test_functions_are_not_kept_for_ever_and_can_be_called_again": LOOKS,

@@ -116,11 +116,11 @@ def _join_ray(
         raise ActorRuntimeError(
             f"engine='ray': Ray cannot be imported ({error}). pip install 'gmi-drl[ray]'."
         ) from error
-    atexit.register(shutdown)  # again, so that it runs before that of Ray, imported just now
     refs.current = start(
         address, trusted=trusted, num_cpus=num_cpus, num_gpus=num_gpus, resources=resources,
         object_store_bytes=object_store_bytes, namespace=namespace,
     )  # fmt: skip
+    atexit.register(shutdown)  # again, so that it runs before those that Ray has registered now
     call_context.set_default(None)
 
 

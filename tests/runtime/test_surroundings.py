@@ -10,6 +10,7 @@ import pytest
 from bodies_runtime import Probe
 from gmi_drl import runtime
 from gmi_drl.runtime.process import descendants
+from runtime_engines import ON_RAY, begin, end, options
 
 LONG = timedelta(seconds=60)
 CORES = sorted(os.sched_getaffinity(0))
@@ -17,9 +18,9 @@ CORES = sorted(os.sched_getaffinity(0))
 
 @pytest.fixture(scope="module")
 def with_torch():
-    runtime.init(preload=["numpy", "torch", "mujoco"])
+    begin(**({} if ON_RAY else {"preload": ["numpy", "torch", "mujoco"]}))
     yield
-    runtime.shutdown()
+    end()
 
 
 @pytest.fixture
@@ -53,6 +54,9 @@ def test_cores_and_threads(start):
     all_of_them = look(start(cores=CORES))
     assert all_of_them["affinity"] == set(CORES)
     assert (all_of_them["threads"], all_of_them["omp"]) == (len(CORES), str(len(CORES)))
+
+
+def test_more_threads_than_cores_after_the_fork(start):
     more = look(start(cores=CORES[:1], num_threads=3))
     assert (more["affinity"], more["threads"], more["omp"]) == (set(CORES[:1]), 3, "3")
 
@@ -74,11 +78,14 @@ def test_several_threads_compute_after_the_fork(start):
     assert products == [300.0**3] * 2
 
 
-def test_variables_are_there_before_the_class_is_imported(start, monkeypatch):
-    monkeypatch.setenv("GMI_DRL_TEST_GONE", "1")
+def test_variables_are_there_before_the_class_is_imported(start):
     seen = look(start(env={"GMI_DRL_TEST_VARIABLE": "early"}))
     assert seen["variable_at_import"] == "early"
-    assert seen["environment"]["GMI_DRL_TEST_GONE"] == "1"
+
+
+def test_an_actor_has_the_variables_that_its_starter_has_then(start, monkeypatch):
+    monkeypatch.setenv("GMI_DRL_TEST_GONE", "1")
+    assert look(start())["environment"]["GMI_DRL_TEST_GONE"] == "1"
     monkeypatch.delenv("GMI_DRL_TEST_GONE")
     expected = {**os.environ, **{k: "1" for k in runtime.THREAD_VARIABLES}}
     environment = look(start())["environment"]
@@ -138,7 +145,7 @@ def test_classes_of_a_script_work_without_a_guard(tmp_path):
         "        runtime.emit(point)\n"
         "        return Point(point.x + 1)\n"
         "    def fail(self): raise Mine('by value')\n"
-        "runtime.init()\n"
+        f"runtime.init(**{options()})\n"
         "actor = Actor.remote()\n"
         "print(type(runtime.get(actor.move.remote(Point(1)))) is Point)\n"
         "print(runtime.records(actor)[0].x)\n"
