@@ -445,6 +445,9 @@ TASKS = {
     "Pendulum-v1-sac": _off_policy_pendulum(
         {"name": "sac"}, "-157 ± 89 (SB3 zoo, 20 k, one run)",
     ),
+    "Pendulum-v1-sac-bf16": _off_policy_pendulum(
+        {"name": "sac", "precision": "bf16"}, "-157 ± 89 (SB3 zoo, 20 k, one run)",
+    ),
     "Pendulum-v1-td3": _off_policy_pendulum(
         {"name": "td3"}, "-152 ± 90 (SB3 zoo, 20 k, one run)",
     ),
