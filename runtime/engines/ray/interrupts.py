@@ -21,12 +21,12 @@ _TRIES: Final = 200  # for the task to notice; a signal that comes just before i
 _TRY_S: Final = 0.005
 
 
-class Interrupted(TaskCancelledError, KeyboardInterrupt):
+class CallInterrupted(TaskCancelledError, KeyboardInterrupt):
     """Is raised in a cancelled task; Ray's waits in it end for a KeyboardInterrupt only."""
 
 
 class Interruptible:
-    """Surrounds a task in the main thread; raises `Interrupted` there, once, if it is cancelled.
+    """Surrounds a task in the main thread; raises `CallInterrupted` there, once, if it is cancelled.
 
     Ray has Python call the handler of SIGINT at the task's next instruction (`interrupt_main`), for
     which a task that sleeps would have to wake up. Python tells its wakeup descriptor, too. There a
@@ -91,7 +91,7 @@ def left_to_ray() -> Iterator[None]:
 def wait() -> Iterator[None]:
     """Surrounds a wait in Ray, which Ray ends after a second in a call that is cancelled.
 
-    Raises `Interrupted` once for each call. Later waits, in which it cleans up, end in silence.
+    Raises `CallInterrupted` once for each call. Later waits, in which it cleans up, end in silence.
     """
     knew = call_context.context().cancelled
     try:
@@ -131,15 +131,15 @@ def _is_cancelled() -> bool:
 
 
 def _notice(knew: bool) -> None:
-    """Raises `Interrupted` in a call that is cancelled, unless it knew before."""
+    """Raises `CallInterrupted` in a call that is cancelled, unless it knew before."""
     if not knew:
         call_context.mark_cancelled()
-        raise Interrupted(f"{call_context.context().name} was cancelled")
+        raise CallInterrupted(f"{call_context.context().name} was cancelled")
 
 
 def is_end_of_cancelled(error: BaseException) -> bool:
     """Tells whether a call ends by this exception because it is cancelled."""
-    return isinstance(error, Interrupted) or (
+    return isinstance(error, CallInterrupted) or (
         isinstance(error, TaskCancelledError | KeyboardInterrupt)
         and call_context.context().cancelled
     )
