@@ -26,7 +26,7 @@ class CallInterrupted(TaskCancelledError, KeyboardInterrupt):
 
 
 class Interruptible:
-    """Surrounds a task in the main thread; raises `CallInterrupted` there, once, if it is cancelled.
+    """Surrounds a task in the main thread; raises `CallInterrupted` there once if it is cancelled.
 
     Ray has Python call the handler of SIGINT at the task's next instruction (`interrupt_main`), for
     which a task that sleeps would have to wake up. Python tells its wakeup descriptor, too. There a
