@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from report import GPU_RESULTS, RESULTS, rows_of
 
-from gmi_drl.comm.plan.links import fit
+from gmi_drl.comm.links.links import fit
 from gmi_drl.placement import Config, costs, layout_of, load_config
 from gmi_drl.placement.templates import TEMPLATES
 from gmi_drl.selector.forecast.chance import simulate_async, sync_iteration_s

@@ -2,8 +2,8 @@
 
 from datetime import timedelta
 
-from gmi_drl.comm.plan.link_record import load, store
-from gmi_drl.comm.plan.links import Link, LinkKey
+from gmi_drl.comm.links.link_record import load, store
+from gmi_drl.comm.links.links import Link, LinkKey
 from gmi_drl.runtime.cache_files import locked
 
 HERE = {"processor": "i"}

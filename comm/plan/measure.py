@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
 from gmi_drl.comm.errors import CommError, listed
+from gmi_drl.comm.links.links import Link, LinkKey, LinkKind, fit
 from gmi_drl.comm.reducers.group_spec import GroupSpec, create_group
 from gmi_drl.gmi import LayoutSlices
 from gmi_drl.gmi.process import GmiProcess, grouped, start_process
 from gmi_drl.placement.layout import GmiSpec, Layout
 
-from .links import Link, LinkKey, LinkKind, fit
 from .project import ReductionStage
 
 if TYPE_CHECKING:

@@ -15,6 +15,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 from gmi_drl.comm.errors import CommError
 from gmi_drl.comm.group.group import Wire
+from gmi_drl.comm.links.link_record import fingerprint, load, record_path, store
+from gmi_drl.comm.links.links import Link, LinkKey
 from gmi_drl.gmi import backend_of
 from gmi_drl.placement.faults import counted
 from gmi_drl.placement.layout import Layout
@@ -23,8 +25,6 @@ from gmi_drl.placement.topology import Topology
 from gmi_drl.runtime.cache_files import locked
 
 from .capability import LinkFacts, link_facts, why_not
-from .link_record import fingerprint, load, record_path, store
-from .links import Link, LinkKey
 from .measure import DEADLINE, measure
 from .project import ReductionStage, StrategyCost, decide, key_of, measured, project_all, stages_of
 
@@ -134,7 +134,7 @@ def _links(
     stages: Mapping[LinkKey, ReductionStage], layout: Layout, facts: LinkFacts, wants: Measure
 ) -> tuple[dict[LinkKey, Link], tuple[str, ...]]:
     """Returns the stages' links, measured here if `wants` says so, and notes for the user."""
-    path, machine = record_path(), fingerprint(layout.topology, facts)
+    path, machine = record_path(), fingerprint(layout.topology, facts.nccl)
     links, note = load(path, machine)
     if wants == "no" or not stages:
         return {key: links[key] for key in stages if key in links}, ()

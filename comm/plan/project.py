@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from gmi_drl.comm.errors import CommError
 from gmi_drl.comm.group.group import Wire
+from gmi_drl.comm.links.links import Link, LinkKey, LinkKind
 from gmi_drl.placement import costs
 from gmi_drl.placement.layout import Layout
 from gmi_drl.placement.reduction import MPL, STRATEGIES, Strategy, algorithm_1
 
 from .capability import LinkFacts, why_not
-from .links import Link, LinkKey, LinkKind
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gmi_drl.comm.plan.links import HostsWay, Link, fit
+from gmi_drl.comm.links.links import HostsWay, Link, fit
 
 SIZES: Final = (16 << 10, 128 << 10, 512 << 10, 2 << 20)  # bytes; policies have 0.2 to 3 MB
 _PASSES: Final = 3

@@ -27,8 +27,8 @@ from gmi_drl.comm.group.group import Group, ReduceOp, Reducer
 from gmi_drl.comm.group.tags import make_tag
 from gmi_drl.comm.hosts import GroupOutcome, HostSpec, steps, write_outcome
 from gmi_drl.comm.hosts.links import HostLinks, Interrupted
-from gmi_drl.comm.plan.host_links import keep
-from gmi_drl.comm.plan.links import LINK_KINDS, HostsWay, Link, fastest
+from gmi_drl.comm.links.host_links import keep
+from gmi_drl.comm.links.links import LINK_KINDS, HostsWay, Link, fastest
 
 from .bucket import SharedBucket
 from .host_ways import measure

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import gmi_drl
-from gmi_drl.comm.plan.link_record import processor, version_of
+from gmi_drl.comm.links.link_record import processor, version_of
 from gmi_drl.launcher.plan.user_modules import digest_of_file, digests_beside
 from gmi_drl.placement import AUTO, Config, Topology, format_cores
 from gmi_drl.placement.resolve import backend_of

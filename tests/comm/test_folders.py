@@ -7,7 +7,7 @@ import pytest
 
 COMM = Path(__file__).resolve().parents[2] / "comm"
 LINE = (
-    "shm", "group", "mailbox", "transports", "hosts", "reducers", "plan", "experience",
+    "shm", "group", "mailbox", "transports", "hosts", "links", "reducers", "plan", "experience",
 )  # fmt: skip
 
 

@@ -10,8 +10,8 @@ from datetime import timedelta
 import pytest
 
 import bodies_record
-from gmi_drl.comm.plan.link_record import load, record_path, store
-from gmi_drl.comm.plan.links import Link, LinkKey, fit
+from gmi_drl.comm.links.link_record import load, record_path, store
+from gmi_drl.comm.links.links import Link, LinkKey, fit
 from gmi_drl.runtime.cache_files import locked
 
 HERE = {"processor": "i", "torch": "2.13"}

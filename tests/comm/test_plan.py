@@ -7,10 +7,10 @@ import json
 import pytest
 
 from gmi_drl.comm.errors import CommError
+from gmi_drl.comm.links.link_record import record_path
+from gmi_drl.comm.links.links import Link
 from gmi_drl.comm.plan import plan as plans
 from gmi_drl.comm.plan.capability import LinkFacts
-from gmi_drl.comm.plan.link_record import record_path
-from gmi_drl.comm.plan.links import Link
 from gmi_drl.comm.plan.plan import plan_reduction
 from gmi_drl.comm.plan.project import (
     decide,

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from gmi_drl import launch, runtime
 from gmi_drl.cli import main
+from gmi_drl.comm.links.links import Link
 from gmi_drl.comm.plan.capability import LinkFacts
-from gmi_drl.comm.plan.links import Link
 from gmi_drl.comm.plan.plan import ReductionPlan
 from gmi_drl.comm.plan.project import decide, key_of, project_all, stages_of
 from gmi_drl.launcher.plan.planning import asked, assumed, backend_reason, faults_of, reduction_of

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from gmi_drl.cli.main import main
-from gmi_drl.comm.plan.host_links import keep
-from gmi_drl.comm.plan.links import Link
+from gmi_drl.comm.links.host_links import keep
+from gmi_drl.comm.links.links import Link
 from gmi_drl.gmi.usage.processes import HostMemory
 from gmi_drl.launcher.plan.planning import planned
 from gmi_drl.launcher.plan.wiring import wires_of

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.comm.errors import CommError
-from gmi_drl.comm.plan.links import Link, LinkKey
+from gmi_drl.comm.links.links import Link, LinkKey
 from gmi_drl.comm.plan.plan import Measure, plan_reduction
 from gmi_drl.comm.plan.project import duration_text
 from gmi_drl.comm.plan.torch_facts import ask_torch

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from gmi_drl.comm.plan.links import LINK_KINDS, LinkKind
+from gmi_drl.comm.links.links import LINK_KINDS, LinkKind
 from gmi_drl.comm.plan.project import stages_of
 from gmi_drl.placement import Device, GmiSpec, Layout, counted, format_cores, reducing
 from gmi_drl.placement.faults import device_name

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gmi_drl.comm.plan.links import LINK_KINDS
+from gmi_drl.comm.links.links import LINK_KINDS
 from gmi_drl.comm.plan.project import duration_text
 from gmi_drl.launcher.view.tables import print_folded, print_table
 from gmi_drl.launcher.watch.noise_watch import why_none
@@ -35,8 +35,8 @@ from .layout_picture import layout_lines
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gmi_drl.comm.plan.host_links import HostsReduction
-    from gmi_drl.comm.plan.links import LinkKey
+    from gmi_drl.comm.links.host_links import HostsReduction
+    from gmi_drl.comm.links.links import LinkKey
     from gmi_drl.comm.plan.plan import ReductionPlan
 
 

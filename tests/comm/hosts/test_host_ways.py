@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from gmi_drl.comm.hosts import steps
-from gmi_drl.comm.plan import link_record
-from gmi_drl.comm.plan.host_links import keep, newest, reduction_across
-from gmi_drl.comm.plan.links import Link, fastest
+from gmi_drl.comm.links import link_record
+from gmi_drl.comm.links.host_links import keep, newest, reduction_across
+from gmi_drl.comm.links.links import Link, fastest
 from gmi_drl.comm.reducers.host_ways import SIZES, measure
 
 LINKS = {"one_step": Link(1e-3, 9e-9, 0.0, ()), "two_steps": Link(3e-3, 1e-9, 0.0, ())}

@@ -10,8 +10,8 @@ import bodies_hosts as bodies
 from cluster import Cluster
 from gmi_drl.comm import CommError, GroupMismatch, PeerLeft, ReduceTimeout
 from gmi_drl.comm.hosts import read_endpoint
-from gmi_drl.comm.plan.host_links import newest
-from gmi_drl.comm.plan.links import LINK_KINDS
+from gmi_drl.comm.links.host_links import newest
+from gmi_drl.comm.links.links import LINK_KINDS
 from links import until
 from ranks import pipe
 

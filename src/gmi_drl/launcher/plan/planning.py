@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from gmi_drl import runtime
+from gmi_drl.comm.links.host_links import HostsReduction, reduction_across
 from gmi_drl.comm.plan.capability import LinkFacts, fault
-from gmi_drl.comm.plan.host_links import HostsReduction, reduction_across
 from gmi_drl.comm.plan.plan import Measure, ReductionPlan, facts_of, is_open, plan_reduction
 from gmi_drl.gmi import DiscoveryError, discover
 from gmi_drl.gmi.usage.processes import HostMemory, host_memory

@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +22,6 @@ from gmi_drl.comm.group.group import WIRES
 from gmi_drl.placement.topology import Topology
 from gmi_drl.runtime.cache_files import cache_folder, replace_file
 
-from .capability import LinkFacts
 from .links import LINK_KINDS, Link, LinkKey
 
 _FORMAT: Final = 1
@@ -52,7 +51,7 @@ def load(path: Path, fingerprint: Mapping[str, str]) -> tuple[dict[LinkKey, Link
         if machine["fingerprint"] == dict(fingerprint):
             return machine["links"], ""
     others = [machine["fingerprint"] for machine in known]
-    comparable = [other for other in others if other.keys() == fingerprint.keys()]
+    comparable = [other for other in others if _is_machine(other) == _is_machine(fingerprint)]
     if not comparable:
         return {}, ""
     own = set(fingerprint.items())
@@ -77,7 +76,8 @@ def store(path: Path, fingerprint: Mapping[str, str], links: Mapping[LinkKey, Li
         "links": {**known_links, **links},
     }
     kept = sorted([*other_machines, this_machine], key=lambda machine: machine["measured"])
-    alike = [m for m in kept if m["fingerprint"].keys() == fingerprint.keys()]
+    is_machine = _is_machine(fingerprint)
+    alike = [entry for entry in kept if _is_machine(entry["fingerprint"]) == is_machine]
     dropped = alike[:-_MAX_MACHINES]
     entries = [
         {**machine, "links": [asdict(key) | asdict(link) for key, link in machine["links"].items()]}
@@ -91,6 +91,11 @@ def store(path: Path, fingerprint: Mapping[str, str], links: Mapping[LinkKey, Li
     except OSError as error:
         return f"{path} cannot be written ({error.strerror}); links will be measured again"
     return ""
+
+
+def _is_machine(fingerprint: Mapping[str, str]) -> bool:
+    """Tells a machine from a set of hosts, by whether it has a processor."""
+    return "processor" in fingerprint
 
 
 def machines(path: Path) -> list[dict[str, Any]]:
@@ -123,7 +128,7 @@ def _link(entry: dict[str, Any]) -> tuple[LinkKey, Link]:
     return key, link
 
 
-def fingerprint(topology: Topology, facts: LinkFacts) -> dict[str, str]:
+def fingerprint(topology: Topology, nccl: Sequence[int] | None) -> dict[str, str]:
     """Returns what measured times depend on besides a link's key: hardware, and versions."""
     gpus = [device.uuid or device.name for device in topology.devices if device.kind == "gpu"]
     return {
@@ -131,7 +136,7 @@ def fingerprint(topology: Topology, facts: LinkFacts) -> dict[str, str]:
         "cpus": str(os.cpu_count()),
         "gpus": " ".join(gpus) or "none",
         "torch": version_of("torch"),
-        "nccl": ".".join(map(str, facts.nccl)) if facts.nccl else "none",
+        "nccl": ".".join(map(str, nccl)) if nccl else "none",
         "gmi-drl": version_of("gmi-drl"),
     }
 
