@@ -234,7 +234,9 @@ def main() -> None:
     parser.add_argument("--bytes", type=numbers, default=[100_000, 276_000, 1_000_000, 4_000_000])
     parser.add_argument("--delays-us", type=numbers, default=[100, 1000])
     parser.add_argument("--reductions", type=numbers, default=[8, 32], help="an iteration")
-    parser.add_argument("--bare", action="store_true", help="by links and by bare sockets alone")
+    parser.add_argument(
+        "--bare", action="store_true", help="by links, by each wire format, and by bare sockets"
+    )
     parser.add_argument("--together", type=int, default=1, help="0: no rows of agents in place")
     parser.add_argument(
         "--agents", type=lambda text: [float(part) for part in text.split(",") if part],

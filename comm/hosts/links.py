@@ -36,7 +36,7 @@ from gmi_drl.comm.mailbox.files import check_private
 from gmi_drl.comm.transports.curve import Authenticator, ConnectionMonitor
 from gmi_drl.runtime.process.progress import waiting
 
-from .half import Array, rounded, widened
+from .bf16 import Array, from_bf16, to_bf16
 from .roster import (
     Endpoint,
     HostSpec,
@@ -109,7 +109,7 @@ class HostLinks:
         self._left: dict[int, str] = {}  # the hosts that have left, and why
         self._waits: dict[int, tuple[int, list[int]]] = {}  # by host: its call, and who is late
         self._words: list[bytes] = []  # that have come and nobody has asked for
-        self._is_half = False  # whether the present call sends bfloat16
+        self._is_bf16 = False  # whether the present call sends bfloat16
         self._poller = zmq.Poller()
         for socket in (inbox, self._authenticator.socket, self._handshakes.socket):
             self._poller.register(socket, zmq.POLLIN)
@@ -247,7 +247,7 @@ class HostLinks:
         are late, PeerLeft one that has given up, GroupMismatch one that does something else.
         """
         self.begin_call()
-        self._is_half = wire == "bf16"
+        self._is_bf16 = wire == "bf16"
         for number, step in enumerate(steps):
             sends, receives = (
                 _rounds(parts, _PIECE_BYTES // vector.itemsize)
@@ -258,7 +258,7 @@ class HostLinks:
                 for parts in sends[sent : turn + _WINDOW]:
                     for peer, start, stop in parts:
                         piece = vector[start:stop]
-                        payload = rounded(piece) if self._is_half else piece
+                        payload = to_bf16(piece) if self._is_bf16 else piece
                         self._send(peer, _DATA, tag, number, start, payload.data)
                 sent = turn + _WINDOW
                 for parts in receives[turn : turn + 1]:
@@ -318,12 +318,14 @@ class HostLinks:
         for peer, start, stop in parts:
             head, payload = arrived[peer].popleft()
             _, _, sent_step, _, sent_tag, sent_start = _HEAD.unpack(head.buffer)
-            nbytes = (stop - start) * (2 if self._is_half else vector.itemsize)
+            nbytes = (stop - start) * (2 if self._is_bf16 else vector.itemsize)
             if (sent_tag, sent_step, sent_start, len(payload)) != (tag, step, start, nbytes):
                 raise self._mismatch(peer, tag, sent_tag)
-            is_half = self._is_half and nbytes  # torch has no tensor of an empty buffer
+            is_bf16 = self._is_bf16 and nbytes  # torch has no tensor of an empty buffer
             rows.append(
-                widened(payload.buffer) if is_half else np.frombuffer(payload.buffer, vector.dtype)
+                from_bf16(payload.buffer)
+                if is_bf16
+                else np.frombuffer(payload.buffer, vector.dtype)
             )
         return rows
 

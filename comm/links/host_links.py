@@ -26,7 +26,7 @@ class BetweenHosts:
     """Holds the links between the hosts of these addresses, by the way of combining."""
 
     addresses: tuple[str, ...]
-    measured: float  # of the calendar
+    measured_s: float  # when, of the calendar
     links: Mapping[HostsWay, Link]
 
 
@@ -109,4 +109,6 @@ def newest(count: int, near: str, wire: Wire) -> BetweenHosts | None:
         if _HOSTS in machine["fingerprint"]
     ]
     of_count = [hosts for hosts in between if hosts.links and len(hosts.addresses) == count]
-    return max(of_count, key=lambda hosts: (near in hosts.addresses, hosts.measured), default=None)
+    return max(
+        of_count, key=lambda hosts: (near in hosts.addresses, hosts.measured_s), default=None
+    )

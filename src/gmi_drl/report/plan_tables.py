@@ -244,7 +244,7 @@ def _rows_across(across: HostsReduction, size: str) -> list[list[str]]:
     seconds = {way: link.seconds(across.nbytes) for way, link in between.links.items()}
     times = [f"{LINK_KINDS[way]} {duration_text(time_s)}" for way, time_s in seconds.items()]
     rate = across.sent_bytes / seconds[across.way] / 1e6
-    day = time.strftime("%Y-%m-%d", time.localtime(between.measured))
+    day = time.strftime("%Y-%m-%d", time.localtime(between.measured_s))
     text = f"{', '.join(times)}, so {rate:.3g} MB/s from each host for that long; "
     text += f"measured on {day} between {', '.join(between.addresses)}"
     return [*rows, ["links between hosts", text]]

@@ -10,15 +10,15 @@ import torch
 Array = np.ndarray[Any, Any]
 
 
-def rounded(row: Array) -> Array:
+def to_bf16(row: Array) -> Array:
     """Rounds float32 [n] in place to what bfloat16 can hold, and returns it so: int16 [n]."""
     tensor = torch.from_numpy(row)
-    half = tensor.bfloat16()
-    tensor.copy_(half)
-    return half.view(torch.int16).numpy()
+    narrow = tensor.bfloat16()
+    tensor.copy_(narrow)
+    return narrow.view(torch.int16).numpy()
 
 
-def widened(payload: memoryview) -> Array:
+def from_bf16(payload: memoryview) -> Array:
     """Returns the float32 [n] of what another host has rounded."""
-    half = torch.frombuffer(payload, dtype=torch.bfloat16)
-    return half.float().numpy()
+    narrow = torch.frombuffer(payload, dtype=torch.bfloat16)
+    return narrow.float().numpy()
