@@ -9,7 +9,7 @@ It needs no torch and no processes, so that a launcher can plan without them.
 
 from __future__ import annotations
 
-from gmi_drl.placement.checks.config import check, layout_faults_of
+from gmi_drl.placement.checks.config import check, experience_faults, layout_faults_of
 from gmi_drl.placement.config.algorithms import (
     ALGORITHMS,
     A2CConfig,
@@ -68,7 +68,7 @@ from .faults import ABSENT, ConfigError, Fault, counted
 from .layout import GmiSpec, Layout, LayoutError, MigSlice
 from .layout_yaml import from_yaml, to_yaml
 from .reduction import STRATEGIES, Strategy, algorithm_1, reducing
-from .resolve import choose_backend, layout_of, resolved, simplest
+from .resolve import choose_backend, config_of_host, layout_of, resolved, simplest
 from .slicing import sliced
 from .templates import (
     TEMPLATES,
@@ -95,8 +95,9 @@ __all__ = [
     "OffPolicyConfig", "PGConfig", "PPOConfig", "QMIXConfig", "RangeConfig", "RecurrentConfig",
     "ReplayConfig", "RoleConfig", "RunConfig", "SACConfig", "SearchConfig", "SelfPlayConfig",
     "Strategy", "TD3Config", "Template", "Topology", "TuneConfig", "UpdateSize", "VDNConfig",
-    "algorithm_1", "algorithm_config", "check", "choose_backend", "counted", "decoupled",
-    "format_cores", "from_yaml", "hidden_sizes", "is_own_network", "layout_faults_of",
-    "layout_of", "load_config", "parameter_server", "reducing", "resolved", "settings_of",
-    "simplest", "sliced", "tcg", "tcg_ex", "tdg", "tdg_ex", "to_yaml",
+    "algorithm_1", "algorithm_config", "check", "choose_backend", "config_of_host", "counted",
+    "decoupled", "experience_faults", "format_cores", "from_yaml", "hidden_sizes",
+    "is_own_network", "layout_faults_of", "layout_of", "load_config", "parameter_server",
+    "reducing", "resolved", "settings_of", "simplest", "sliced", "tcg", "tcg_ex", "tdg", "tdg_ex",
+    "to_yaml",
 ]  # fmt: skip

@@ -88,9 +88,26 @@ def simplest(config: Config) -> Config:
     )
 
 
+def config_of_host(config: Config, host: int) -> Config:
+    """Returns the config by which GMIs are placed on a host: one that only samples has no trainers.
+
+    `host` is its rank in the config's cluster; 0 without one.
+    """
+    if config.cluster is None or host < config.cluster.training_hosts:
+        return config
+    layout = config.layout.model_copy(update={"trainer_gpus": 0})
+    return config.model_copy(update={"layout": layout})
+
+
 def shape_of(config: Config, topology: Topology) -> Shape:
-    """Returns the numbers by which the config's template fills these devices."""
-    return Shape(topology, config.layout.gmi_per_gpu, config.layout.trainer_gpus)
+    """Returns the numbers by which the config's template fills these devices, of one host."""
+    return Shape(
+        topology, config.layout.gmi_per_gpu, config.layout.trainer_gpus, _others_sample(config)
+    )
+
+
+def _others_sample(config: Config) -> bool:
+    return config.cluster is not None and config.cluster.sampling_hosts > 0
 
 
 def backend_of(config: Config, topology: Topology, gmi_per_gpu: int | None = None) -> str:
@@ -104,7 +121,7 @@ def backend_of(config: Config, topology: Topology, gmi_per_gpu: int | None = Non
 
 
 def layout_of(config: Config, topology: Topology) -> Layout:
-    """Returns the Layout that a resolved config means on these devices; run `check` first.
+    """Returns the Layout that a resolved config means on a host's devices; run `check` first.
 
     It is that of the config's layout file, if there is one; ConfigError for faults in that.
     LayoutError where a device has too few cores or MIG instances.
@@ -117,5 +134,8 @@ def layout_of(config: Config, topology: Topology) -> Layout:
     else:
         gmi_per_gpu, backend = config.layout.gmi_per_gpu, backend_of(config, topology)
         template, trainer_gpus = config.template, config.layout.trainer_gpus
-        layout = template(topology, gmi_per_gpu, num_env, backend, trainer_gpus)
+        layout = template(
+            topology, gmi_per_gpu, num_env, backend, trainer_gpus,
+            others_sample=_others_sample(config),
+        )  # fmt: skip
     return sliced(layout, config.hardware)

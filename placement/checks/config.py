@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -12,7 +13,7 @@ from gmi_drl.placement.faults import ABSENT, ConfigError, Fault, closest, counte
 from gmi_drl.placement.layout import Layout, LayoutError
 from gmi_drl.placement.reduction import shape_fault
 from gmi_drl.placement.resolve import backend_of, layout_of, shape_of, simplest
-from gmi_drl.placement.templates import TEMPLATES, Template, templates_of
+from gmi_drl.placement.templates import TEMPLATES, Template, decoupled, templates_of
 from gmi_drl.placement.topology import Topology
 
 from .layout import gmi_faults, layout_faults
@@ -20,7 +21,7 @@ from .layout import gmi_faults, layout_faults
 OF_SELF_PLAY: Final = ("ppo", "a2c", "pg")  # of these, against snapshots of itself
 OF_AGENTS: Final = ("ppo", "a2c", "pg", "mappo", "dqn", "sac", "td3", "ddpg", "vdn", "qmix")
 _WITH_AGENTS: Final = ("all_reduce", "replay")  # optimizers that train where agents act
-# The optimizers by which hosts train together, by template; they reduce gradients.
+# The optimizers by which hosts train together, by template.
 _ON_HOSTS: Final = {
     "tcg_ex": ("all_reduce", "replay"),
     "decoupled": ("async_samples", "apex"),
@@ -31,7 +32,9 @@ def check(config: Config, topology: Topology) -> list[Fault]:
     """Returns all faults of the placement; empty when the config can run.
 
     `topology` is what `discover` found for the config's hardware section, of one host if there are
-    several. Where the config says `auto`, its simplest meaning is checked.
+    several: then the config is that of the host (`config_of_host`), and what agents send to other
+    hosts is left to `experience_faults`. Where the config says `auto`, its simplest meaning is
+    checked.
     """
     faults, layout = [*_unresolved_on_hosts(config), *_devices(config, topology)], None
     config = simplest(config)
@@ -48,10 +51,14 @@ def check(config: Config, topology: Topology) -> list[Fault]:
         except LayoutError as error:
             rule, separator, remedy = str(error).partition(". ")
             faults.append(Fault("layout", ABSENT, rule if separator else str(error), remedy))
+    crosses = _experience_crosses(config)
     if layout is not None:
         if config.layout.file is not None and layout.template in TEMPLATES:
             faults += _template_mode(TEMPLATES[layout.template], config)
-        faults += layout_faults_of(config, layout)
+        if crosses:  # GMIs have their peers on other hosts
+            faults += layout_faults(layout, config.hardware)
+        else:
+            faults += layout_faults_of(config, layout)
     trainers = _counts(config, topology, layout, "trainer")
     agents = _counts(config, topology, layout, "agent")
     return [
@@ -60,8 +67,9 @@ def check(config: Config, topology: Topology) -> list[Fault]:
         *_optimizer(config, layout, trainers),
         *_agents(config, layout),
         *_hosts(config, layout),
+        *_on_loss(config, topology),
         *faults,
-        *learning_faults(config, sum(agents), sum(trainers)),
+        *learning_faults(config, *((0, 0) if crosses else (sum(agents), sum(trainers)))),
         *_reduction(config, [range(count) for count in trainers if count]),
         *_roles(config, layout),
     ]
@@ -70,14 +78,44 @@ def check(config: Config, topology: Topology) -> list[Fault]:
 def layout_faults_of(config: Config, layout: Layout) -> list[Fault]:
     """Lists the faults of a layout from a file, which may have been edited or damaged."""
     hosts = [layout.of_host(host) for host in range(layout.hosts)] if layout.hosts > 1 else [layout]
+    gangs = [layout] if _experience_crosses(config) else hosts  # with the peers of their GMIs
     return [
-        fault
-        for host_layout in hosts
-        for fault in (
-            *layout_faults(host_layout, config.hardware),
-            *gmi_faults(host_layout, config.env.num_env),
-        )
+        *(fault for host in hosts for fault in layout_faults(host, config.hardware)),
+        *(fault for gang in gangs for fault in gmi_faults(gang, config.env.num_env)),
+        *_training_hosts(config, layout),
     ]
+
+
+def experience_faults(config: Config, layout: Layout) -> list[Fault]:
+    """Lists the faults of learning from what other hosts send, in the layout of all hosts.
+
+    Empty where none do, as `check` lists these.
+    """
+    if not _experience_crosses(config):
+        return []
+    links = Counter(target.gmi_id for _, target in decoupled.channels(layout))
+    trainers = layout.holding("trainer")
+    fewest_links = min(links[trainer.gmi_id] for trainer in trainers)
+    return learning_faults(config, len(layout.holding("agent")), len(trainers), fewest_links)
+
+
+def _experience_crosses(config: Config) -> bool:
+    """Tells whether some hosts hold no trainer, and send experience to those of others."""
+    return config.cluster is not None and config.cluster.sampling_hosts > 0
+
+
+def _training_hosts(config: Config, layout: Layout) -> Iterator[Fault]:
+    """Yields a fault unless as many hosts of a layout train as the config says."""
+    cluster = config.cluster
+    if cluster is None or layout.hosts != cluster.hosts:
+        return
+    count = len({layout.host_of(gmi.gmi_id) for gmi in layout.holding("trainer")})
+    if count not in (0, cluster.training_hosts):
+        yield Fault(
+            "cluster.trainer_hosts", cluster.trainer_hosts,
+            f"the layout has trainers on {counted(count, 'host')}",
+            "Give as many, or begin a new run.",
+        )  # fmt: skip
 
 
 def _policy(config: Config) -> Iterator[Fault]:
@@ -206,10 +244,10 @@ def one_machine_faults(config: Config, command: str) -> list[Fault]:
 
 
 def _hosts(config: Config, layout: Layout | None) -> Iterator[Fault]:
-    """Yields what hosts cannot do together, as they exchange gradients and no experience."""
-    if config.cluster is None:
+    """Yields what hosts cannot do together."""
+    cluster = config.cluster
+    if cluster is None:
         return
-    yield from _on_loss(config, config.cluster)
     settings = config.algorithm
     name = config.template.name if layout is None else layout.template
     optimizer = settings.optimizer
@@ -218,7 +256,7 @@ def _hosts(config: Config, layout: Layout | None) -> Iterator[Fault]:
     if name in TEMPLATES and name not in _ON_HOSTS:
         yield Fault(
             "layout.template", name,
-            "between the hosts of a cluster gradients travel, and no experience",
+            f"hosts of a cluster train together in {listed(tuple(_ON_HOSTS))} alone",
             f"Use {listed(tuple(_ON_HOSTS), 'or')}; or leave out cluster.",
         )  # fmt: skip
     elif optimizer and name in TEMPLATES and optimizer not in _ON_HOSTS[name]:
@@ -229,16 +267,44 @@ def _hosts(config: Config, layout: Layout | None) -> Iterator[Fault]:
             f"Use an algorithm that runs under {listed(_ON_HOSTS[name], 'or')}; or leave out "
             "cluster.",
         )  # fmt: skip
-    elif settings.dropped_agents and config.cluster.hosts > 1:
+    elif settings.dropped_agents and cluster.hosts > 1:
         yield Fault(
             "algorithm.drop_slowest", settings.dropped_agents,
             "who has sampled first is told by a clock, and each host has its own",
             "Leave it out, or cluster.",
         )  # fmt: skip
+    yield from _trainer_hosts(config, cluster, name)
 
 
-def _on_loss(config: Config, cluster: ClusterConfig) -> Iterator[Fault]:
+def _trainer_hosts(config: Config, cluster: ClusterConfig, template: str) -> Iterator[Fault]:
+    """Yields why some of the hosts cannot train for all, if it is meant so."""
+    count = cluster.trainer_hosts
+    if count is None:
+        return
+    if count > cluster.hosts:
+        yield Fault(
+            "cluster.trainer_hosts", count,
+            f"the run has {counted(cluster.hosts, 'host')}", f"Use {cluster.hosts} or fewer.",
+        )  # fmt: skip
+    if config.layout.file is not None:
+        yield Fault(
+            "cluster.trainer_hosts", count,
+            "layout.file says the GMIs of one host, and all hosts have these",
+            "Use template decoupled, or leave it out.",
+        )  # fmt: skip
+    elif template != decoupled.name:
+        yield Fault(
+            "cluster.trainer_hosts", count,
+            f"in template {template} each host trains on what it samples",
+            "Use template decoupled, in mode async; or leave it out.",
+        )  # fmt: skip
+
+
+def _on_loss(config: Config, topology: Topology) -> Iterator[Fault]:
     """Yields why the run could not continue with fewer hosts, if it is meant to."""
+    cluster = config.cluster
+    if cluster is None:
+        return
     if cluster.hosts_min > cluster.hosts:
         yield Fault(
             "cluster.hosts_min", cluster.hosts_min,
@@ -248,6 +314,17 @@ def _on_loss(config: Config, cluster: ClusterConfig) -> Iterator[Fault]:
         yield Fault(
             "cluster.on_loss", "shrink", "layout.file says what GMIs there are",
             "Use a template, or on_loss: wait or fail.",
+        )  # fmt: skip
+    elif (
+        cluster.on_loss == "shrink"
+        and cluster.hosts_min <= cluster.training_hosts < cluster.hosts
+        and config.layout.trainer_gpus >= len(topology.devices)
+    ):
+        yield Fault(
+            "cluster.hosts_min", cluster.hosts_min,
+            "with so few hosts all of them train, on every device, and none is left to sample",
+            f"Use {cluster.training_hosts + 1} or more"
+            + (", or fewer layout.trainer_gpus." if topology.devices[1:] else "."),
         )  # fmt: skip
 
 
@@ -346,19 +423,24 @@ def _roles(config: Config, layout: Layout | None) -> Iterator[Fault]:
             )  # fmt: skip
 
 
-def learning_faults(config: Config, agents: int, trainers: int) -> list[Fault]:
-    """Returns the faults of learning with this many GMIs that hold an agent, and a trainer."""
+def learning_faults(
+    config: Config, agents: int, trainers: int, links: int | None = None
+) -> list[Fault]:
+    """Returns the faults of learning with this many GMIs that hold an agent, and a trainer.
+
+    0: it is not known how many. `links`: those of a trainer; None: one from each agent.
+    """
     wrong_mode = list(mode_faults(config.algorithm, config.mode))
     learns = config.mode != "serving" and not wrong_mode
     return [
         *wrong_mode,
         *(config.algorithm.faults(config, agents, trainers) if learns else ()),
-        *_capacity(config, agents, trainers),
+        *_capacity(config, agents if links is None else links, trainers),
         *_compressed(config),
     ]
 
 
-def _capacity(config: Config, agents: int, trainers: int) -> Iterator[Fault]:
+def _capacity(config: Config, links: int, trainers: int) -> Iterator[Fault]:
     """Yields a fault unless the links to a trainer have room for its batches.
 
     Each link needs one segment more, which a killed agent may leave there in part.
@@ -366,16 +448,16 @@ def _capacity(config: Config, agents: int, trainers: int) -> Iterator[Fault]:
     if config.mode != "async":
         return
     batch, capacity = config.experience.batch_segments, config.experience.capacity
-    have_peers = trainers > 1 or (config.cluster is not None and config.cluster.hosts > 1)
+    have_peers = trainers > 1 or (config.cluster is not None and config.cluster.training_hosts > 1)
     needed = batch * (2 if have_peers else 1)
-    segments = (capacity - 1) * agents
-    if agents > 0 and segments < needed:
+    segments = (capacity - 1) * links
+    if links > 0 and segments < needed:
         extra = ", and hold each until the next has begun" if have_peers else ""
         yield Fault(
             "experience.capacity", capacity,
-            f"trainers take batches of {batch} segments{extra}, and the links of {agents} agents "
+            f"trainers take batches of {batch} segments{extra}, and the links of {links} agents "
             f"hold {segments}, beside one more each that is being sent",
-            f"Use {-(-needed // agents) + 1} or more, or lower batch_segments.",
+            f"Use {-(-needed // links) + 1} or more, or lower batch_segments.",
         )  # fmt: skip
 
 

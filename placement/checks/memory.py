@@ -189,7 +189,10 @@ def _replay_bytes(
     They are for its `capacity` steps and, as experience, for `samples` that are added at once.
     """
     # Segments of several agents arrive in any order, so that each horizon ends like an episode.
-    has_segments = config.experience.batch_segments > 1 or len(layout.holding("agent")) > 1
+    # A host that only samples has one agent or more.
+    agents = len(layout.holding("agent"))
+    agents += 0 if config.cluster is None else config.cluster.sampling_hosts
+    has_segments = config.experience.batch_segments > 1 or agents > 1
     frames = 1 if algorithm.hindsight else sizes.frames
     frame = sizes.observation * sizes.observation_bytes // frames
     # Final observations of episodes, twice while their buffer grows; segments may end so, too, and

@@ -272,7 +272,8 @@ class LayoutConfig(Section):
     no fewer."""
     trainer_gpus: Int = Field(default=1, ge=1)
     """Template `decoupled`: so many devices, the last ones, hold trainers; the others simulate and
-    infer."""
+    infer. With fewer `cluster.trainer_hosts` than hosts: so many of each host that trains, all if
+    you like."""
 
     @model_validator(mode="before")
     @classmethod
@@ -400,7 +401,11 @@ class ClusterConfig(Section):
     address: str
     """The cluster, as `host:port`: what `ray start --head` has printed."""
     hosts: Int = Field(ge=1, le=4096)
-    """Hosts that train, each with the devices and GMIs that this config says."""
+    """Hosts of the run, each with the devices and GMIs that this config says."""
+    trainer_hosts: Int | None = Field(default=None, ge=1)
+    """Template `decoupled`: so many hosts, the first by address, hold trainers, on
+    `layout.trainer_gpus` devices each; the others only simulate and infer, and send experience to
+    those. `null`: all."""
     hosts_min: Int = Field(default=1, ge=1, le=4096)
     """With `on_loss: shrink`, the fewest hosts to go on with; at most `hosts`."""
     on_loss: Literal["fail", "shrink", "wait"] = "fail"
@@ -418,6 +423,16 @@ class ClusterConfig(Section):
     code. For networks where only you are."""
     wait_s: Seconds = Field(default=300.0, gt=0, le=604_800)
     """Seconds that the cluster may take to have so many hosts free; or a time as `5m`."""
+
+    @property
+    def training_hosts(self) -> int:
+        """The hosts that hold trainers, the first ones."""
+        return min(self.trainer_hosts or self.hosts, self.hosts)
+
+    @property
+    def sampling_hosts(self) -> int:
+        """The hosts that hold none: they sample for the trainers of the others."""
+        return self.hosts - self.training_hosts
 
     @field_validator("interface")
     @classmethod
@@ -515,6 +530,11 @@ class Config(Section):
     def is_resolved(self) -> bool:
         """Tells whether no key says `auto` that tuning would have to find before a run."""
         return AUTO not in (self.env.num_env, self.layout.gmi_per_gpu)
+
+    @property
+    def hosts(self) -> int:
+        """Returns the number of hosts that the run is on."""
+        return 1 if self.cluster is None else self.cluster.hosts
 
     @property
     def template(self) -> Template:

@@ -20,7 +20,16 @@ def _roles_at(shape: Shape, device: int, place: int) -> Roles:
 
 
 def _shape_faults(shape: Shape) -> Iterator[Fault]:
-    if shape.devices == 1:
+    most = shape.devices if shape.others_sample else shape.devices - 1
+    if shape.trainer_gpus <= most or not shape.devices:
+        return
+    if shape.others_sample:
+        yield Fault(
+            "layout.trainer_gpus", shape.trainer_gpus,
+            f"a host that trains has {counted(shape.devices, 'device')}",
+            f"Use {most} or fewer.",
+        )  # fmt: skip
+    elif shape.devices == 1:
         on_cores = all(device.kind == "cpu" for device in shape.topology.devices)
         yield Fault(
             "layout.template", "decoupled", "simulation and training need a device each, and there "
@@ -28,18 +37,28 @@ def _shape_faults(shape: Shape) -> Iterator[Fault]:
             "Set hardware.num_gpus: 2, which makes two groups of the cores." if on_cores
             else "Use mode: sync, which shares a GPU, or more GPUs.",
         )  # fmt: skip
-    elif 0 < shape.devices <= shape.trainer_gpus:
+    else:
         yield Fault(
             "layout.trainer_gpus", shape.trainer_gpus,
             f"of {counted(shape.devices, 'device')} one or more must be left for simulation",
-            f"Use {shape.devices - 1} or fewer.",
+            f"Use {most} or fewer.",
         )  # fmt: skip
 
 
 def _channels(layout: Layout) -> list[Channel]:
-    """Returns a channel for experience from every agent to every trainer."""
+    """Returns a channel for experience from every agent to every trainer of its host.
+
+    Agents of hosts without trainers have one to every trainer of all hosts.
+    """
+    hosts = [layout.host_of(gmi.gmi_id) for gmi in layout.gmis]
     agents, trainers = layout.holding("agent"), layout.holding("trainer")
-    return [(agent, trainer) for trainer in trainers for agent in agents]
+    training_hosts = {hosts[trainer.gmi_id] for trainer in trainers}
+    return [
+        (agent, trainer)
+        for trainer in trainers
+        for agent in agents
+        if hosts[agent.gmi_id] == hosts[trainer.gmi_id] or hosts[agent.gmi_id] not in training_hosts
+    ]
 
 
 decoupled: Final[Template] = Template(

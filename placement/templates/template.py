@@ -26,7 +26,8 @@ class Shape:
 
     topology: Topology
     gmi_per_gpu: int
-    trainer_gpus: int = 1  # of template decoupled
+    trainer_gpus: int = 1  # of template decoupled; 0: none of this host trains
+    others_sample: bool = False  # other hosts do, so that all devices of this one may train
 
     @property
     def devices(self) -> int:
@@ -79,13 +80,15 @@ class Template:
         num_env: int,
         backend: str = "cpu",
         trainer_gpus: int = 1,
+        *,
+        others_sample: bool = False,
     ) -> Layout:
         """Returns the layout on these devices; LayoutError where the template has none.
 
         A device's cores are split evenly between its GMIs. On a group of cores no two GMIs share
         one (LayoutError if there are too few); beside a GPU they do when they must.
         """
-        shape = Shape(topology, gmi_per_gpu, trainer_gpus)
+        shape = Shape(topology, gmi_per_gpu, trainer_gpus, others_sample)
         for fault in self.shape_faults(shape):
             raise LayoutError(str(fault))
         gmis: list[GmiSpec] = []

@@ -104,6 +104,10 @@ def work_of(config: Config, layout: Layout, hardware: Hardware) -> Work:
         rule = "it is not projected how much less is waited for without the slowest"
         remedy = "Leave it out: add --set algorithm.drop_slowest=0."
         faults.append(Fault("algorithm.drop_slowest", algorithm.dropped_agents, rule, remedy))
+    if config.cluster is not None and config.cluster.sampling_hosts:
+        rule = "it is projected what hosts do that are alike"
+        remedy = "Leave it out: add --set cluster.trainer_hosts=null."
+        faults.append(Fault("cluster.trainer_hosts", config.cluster.trainer_hosts, rule, remedy))
     if len({len(gmis) for gmis in layout.mpl}) > 1 and config.mode != "async":
         rule = "GPUs have different numbers of GMIs"
         faults.append(Fault("layout", ABSENT, rule, "Use a template."))

@@ -11,7 +11,7 @@ from gmi_drl.cli.main import main
 from gmi_drl.comm.links.host_links import keep
 from gmi_drl.comm.links.links import Link
 from gmi_drl.gmi.usage.processes import HostMemory
-from gmi_drl.launcher.plan.planning import planned
+from gmi_drl.launcher.plan.planning import across_hosts, planned
 from gmi_drl.launcher.plan.wiring import wires_of
 from gmi_drl.placement import (
     ConfigError,
@@ -20,6 +20,7 @@ from gmi_drl.placement import (
     Topology,
     check,
     decoupled,
+    experience_faults,
     layout_faults_of,
     load_config,
     tcg_ex,
@@ -79,8 +80,8 @@ def test_what_is_wrong_with_the_section_is_told(cluster, told):
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("mode=serving", "between the hosts of a cluster gradients travel, and no experience"),
-        ("layout.template=tdg_ex", "gradients travel, and no experience. Use tcg_ex"),
+        ("mode=serving", "hosts of a cluster train together in tcg_ex and decoupled alone"),
+        ("layout.template=tdg_ex", "in tcg_ex and decoupled alone. Use tcg_ex or decoupled"),
         ("algorithm={name: es}", "in template tcg_ex hosts of a cluster train together by all_"),
         ("algorithm.drop_slowest=1", "told by a clock, and each host has its own. Leave it out"),
         ("env.num_env=auto", "it is tuned on one machine, and cluster has several"),
@@ -188,6 +189,206 @@ def test_plan_draws_channels_within_each_host(tmp_path, capsys):
     assert "channels   GMI 0 to GMI 1: experience" in shown
     assert "GMI 2 to GMI 3: experience" in shown
     assert "GMI 0 to GMIs 1,3" not in shown
+
+
+# Some hosts train, and the others sample for them.
+
+
+APART = ("mode=async", "algorithm={name: impala}", "env.num_env=8")
+ONE_CORE = Topology.from_cores([0])
+
+
+def plan(*overrides, topologies, **cluster):
+    given = config(*APART, *overrides, hosts=len(topologies), **cluster)
+    return planned(given, topologies=topologies)
+
+
+def faults_in(*overrides, topologies, **cluster):
+    with pytest.raises(ConfigError) as raised:
+        plan(*overrides, topologies=topologies, **cluster)
+    return [str(fault) for fault in raised.value.faults]
+
+
+def roles_of(layout):
+    """Returns the last role of each GMI, host by host."""
+    hosts = range(layout.hosts)
+    return [[gmi.roles[-1] for gmi in layout.on_host(host)] for host in hosts]
+
+
+def pairs_of(layout):
+    return [(source.gmi_id, target.gmi_id) for source, target in decoupled.channels(layout)]
+
+
+def test_hosts_beyond_trainer_hosts_only_sample_and_those_before_may_only_train():
+    layout = plan(
+        "layout.trainer_gpus=2", "hardware.backend=direct", topologies=[gpus(2)] * 3,
+        trainer_hosts=1,
+    )  # fmt: skip
+    assert roles_of(layout) == [["trainer"] * 2, ["agent"] * 2, ["agent"] * 2]
+    assert [gmi.num_env for gmi in layout.gmis] == [0, 0, 8, 8, 8, 8]
+    assert pairs_of(layout) == [(agent, trainer) for trainer in (0, 1) for agent in (2, 3, 4, 5)]
+    assert layout_faults_of(config(*APART, hosts=3, trainer_hosts=1), layout) == []
+
+
+def test_a_host_that_trains_may_sample_for_itself_beside_those_that_sample_for_all():
+    layout = plan(
+        "hardware.backend=direct", topologies=[gpus(2), gpus(3), gpus(1)], trainer_hosts=2
+    )
+    assert roles_of(layout) == [["agent", "trainer"], ["agent", "agent", "trainer"], ["agent"]]
+    assert pairs_of(layout) == [(0, 1), (5, 1), (2, 4), (3, 4), (5, 4)]
+
+
+def test_hosts_of_one_device_each_can_share_the_work():
+    (fault,) = faults_in("experience.capacity=3", topologies=[ONE_CORE] * 2)
+    assert "simulation and training need a device each, and there is one" in fault
+    layout = plan(topologies=[ONE_CORE] * 2, trainer_hosts=1)
+    assert roles_of(layout) == [["trainer"], ["agent"]]
+
+
+def test_without_hosts_to_ask_both_kinds_are_taken_to_be_as_this_machine():
+    here = ("hardware.backend=cpu", f"hardware.cores=[{CORES[0]}]", "experience.capacity=4")
+    layout = planned(config(*APART, *here, hosts=5, trainer_hosts=2))
+    assert roles_of(layout) == [["trainer"]] * 2 + [["agent"]] * 3
+    assert {gmi.cores for gmi in layout.gmis} == {(CORES[0],)}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["cluster.trainer_hosts=3"], "cluster.trainer_hosts=3; the run has 2 hosts. Use 2 or few"),
+        (["cluster.trainer_hosts=0"], "cluster.trainer_hosts=0; must be 1 or more"),
+        (["mode=sync", "algorithm={name: ppo}"], "in template tcg_ex each host trains on what it"),
+        (["layout={file: layout.yaml}"], "layout.file says the GMIs of one host, and all hosts"),
+    ],
+)
+def test_some_hosts_train_for_all_in_template_decoupled_alone(overrides, told, tmp_path):
+    def tried():
+        return check(config(*APART, "cluster.trainer_hosts=1", *overrides), ONE_CORE)
+
+    if "must be" in told:
+        with pytest.raises(ConfigError, match=told):
+            tried()
+    else:
+        assert any(told in str(fault) for fault in tried()), tried()
+
+
+def test_as_many_trainer_hosts_as_hosts_are_all_of_them():
+    two = Topology.from_cores([0, 1], 2)
+    words = ("experience.capacity=3",)
+    layout = plan(*words, topologies=[two] * 2, trainer_hosts=2)
+    assert layout == plan(*words, topologies=[two] * 2)
+    (fault,) = faults_in(*words, "layout.trainer_gpus=2", topologies=[two] * 2, trainer_hosts=2)
+    assert "of 2 devices one or more must be left for simulation. Use 1 or fewer" in fault
+
+
+def test_a_host_that_trains_has_no_more_trainers_than_devices():
+    unlike = [gpus(1), gpus(4), gpus(4)]
+    (fault,) = faults_in("layout.trainer_gpus=2", topologies=unlike, trainer_hosts=2)
+    assert fault == (
+        "host 0: layout.trainer_gpus=2; a host that trains has 1 device. Use 1 or fewer."
+    )
+
+
+def test_a_fault_of_some_hosts_names_them():
+    hosts = [Topology.from_cores(range(2))] + [ONE_CORE] * 3
+    (fault,) = faults_in("layout.gmi_per_gpu=2", topologies=hosts, trainer_hosts=1)
+    assert fault.startswith("hosts 1-3: layout.gmi_per_gpu=2; device 0 has 1 of the 1 cores")
+
+
+def test_a_batch_has_room_on_the_links_of_the_trainer_that_has_fewest():
+    words, two = ("experience.batch_segments=4",), Topology.from_cores([0, 1], 2)
+    hosts = [two, Topology.from_cores(range(4), 4), two]
+    (fault,) = faults_in(*words, topologies=hosts, trainer_hosts=2)
+    assert fault == (
+        "experience.capacity=2; trainers take batches of 4 segments, and hold each until the next "
+        "has begun, and the links of 3 agents hold 3, beside one more each that is being sent. Use "
+        "4 or more, or lower batch_segments."
+    )
+    plan(*words, "experience.capacity=4", topologies=hosts, trainer_hosts=2)
+    alone = [ONE_CORE, *[two] * 2]  # one trainer, which waits for no other
+    assert roles_of(plan(*words, topologies=alone, trainer_hosts=1))[0] == ["trainer"]
+
+
+def test_learning_from_other_hosts_is_checked_with_the_gmis_of_all():
+    words = ("algorithm={name: dqn, batch_size: 64, replay_start: 10, horizon: 4}",)
+    (fault,) = faults_in(*words, topologies=[ONE_CORE] * 2, trainer_hosts=1)
+    assert fault.startswith("algorithm.batch_size=64; must be at most 32, the rows that are there")
+    (fault,) = faults_in("algorithm={name: ppo}", topologies=[ONE_CORE] * 2, trainer_hosts=1)
+    assert fault.startswith("algorithm.name='ppo'; ")
+
+
+def test_a_layout_that_some_hosts_train_in_has_agents_and_trainers_in_all():
+    layout = plan(topologies=[ONE_CORE] * 3, trainer_hosts=1)
+    given = config(*APART, hosts=3, trainer_hosts=1)
+    assert layout_faults_of(given, layout) == experience_faults(given, layout) == []
+    trainers = replace(
+        layout,
+        gmis=tuple(replace(gmi, roles=("trainer",), num_env=0) for gmi in layout.gmis),
+    )
+    faults = [str(fault) for fault in layout_faults_of(given, trainers)]
+    assert any("no GMI of the layout holds a agent" in fault for fault in faults), faults
+    (fault,) = layout_faults_of(config(*APART, hosts=3, trainer_hosts=2), layout)
+    assert str(fault) == (
+        "cluster.trainer_hosts=2; the layout has trainers on 1 host. Give as many, or begin a new "
+        "run."
+    )
+
+
+def test_a_run_that_may_shrink_has_a_host_left_to_sample():
+    hosts = [ONE_CORE] * 3
+    (fault,) = faults_in(topologies=hosts, trainer_hosts=1, on_loss="shrink")
+    assert fault == (
+        "host 0: cluster.hosts_min=1; with so few hosts all of them train, on every device, and "
+        "none is left to sample. Use 2 or more."
+    )
+    plan(topologies=hosts, trainer_hosts=1, on_loss="shrink", hosts_min=2)
+    plan(topologies=[Topology.from_cores([0, 1], 2)] * 3, trainer_hosts=1, on_loss="shrink")
+
+
+def test_links_between_hosts_are_no_descriptors_of_a_process():
+    many = Topology.from_cores(range(300), 300)
+    layout = plan("hardware.backend=cpu", topologies=[ONE_CORE, many], trainer_hosts=1)
+    assert len(pairs_of(layout)) == 300
+    (fault,) = faults_in("hardware.backend=cpu", topologies=[many, ONE_CORE], trainer_hosts=1)
+    assert "links=299; with their doorbells these are 303 descriptors" in fault
+
+
+def test_hosts_that_sample_reduce_nothing():
+    few = config(*APART, hosts=4, trainer_hosts=1)
+    assert across_hosts(few, 1000) is None
+    across = across_hosts(config(*APART, hosts=4, trainer_hosts=3), 1000)
+    assert across.count == 3
+
+
+def test_a_host_without_trainers_and_one_without_agents_need_memory_of_their_own():
+    given = config(*APART, hosts=2, trainer_hosts=1)
+
+    def plan_with(*free):
+        memories = [HostMemory(1 << 40, size) for size in free]
+        return planned(given, topologies=[ONE_CORE] * 2, memories=memories)
+
+    assert len(plan_with(1 << 40, 1 << 40).gmis) == 2
+    for host in (0, 1):
+        free = [1 << 40, 1 << 40]
+        free[host] = 1 << 10
+        with pytest.raises(ConfigError, match=rf"host {host}: .* a GMI needs .* and the machine"):
+            plan_with(*free)
+
+
+def test_plan_draws_what_crosses_from_host_to_host(tmp_path, capsys):
+    file, picture = tmp_path / "config.yaml", tmp_path / "picture.svg"
+    file.write_text(
+        "version: 1\nmode: async\nenv: {id: CartPole-v1, num_env: 4}\n"
+        f"hardware: {{backend: cpu, cores: [{CORES[0]}]}}\n"
+        "cluster: {address: '10.0.0.1:6379', hosts: 3, trainer_hosts: 1}\n"
+    )
+    assert main(["plan", str(file), "--no-measure", "--svg", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    assert "gradients" not in shown
+    assert "channels   GMIs 1-2 to GMI 0: experience" in shown
+    assert "3 groups of cores of 3 hosts" in picture.read_text()
+    assert main(["plan", str(file), "--no-measure", "--layout", str(tmp_path / "l.yaml")]) == 2
+    assert "by cluster.trainer_hosts they differ. Leave it out." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["tune"], ["search"], ["launch", "--seeds", "2"]])

@@ -199,3 +199,18 @@ def test_a_replay_of_stacks_is_counted_as_frames():
 
     assert 7.0e9 < needs(pong) < 7.2e9
     assert needs(dataclasses.replace(pong, frames=1)) > 28e9
+
+
+def test_segments_of_other_hosts_end_anywhere_in_a_replay():
+    pong = Sizes(observation=84 * 84 * 4, action=1, parameters=6, frames=4)
+    words = ["mode=async", "algorithm.name=dqn", "algorithm.normalize_observation=false"]
+    words += ["algorithm.network=nature", "env.num_env=8", "algorithm.replay_capacity=1_000_000"]
+
+    def needs(hosts, devices):
+        cluster = {"address": "10.0.0.1:6379", "hosts": hosts, "trainer_hosts": 1}
+        topology = Topology.from_cores(range(devices), devices)
+        (fault,) = faults([*words, f"cluster={cluster}"], pong, host=1, topology=topology)
+        return float(fault.partition(": ")[2].split()[0])
+
+    of_one_agent = needs(2, 1)
+    assert of_one_agent < needs(3, 1) == needs(2, 2)

@@ -306,3 +306,10 @@ def test_a_file_whose_name_begins_like_a_count_is_that_file(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert machine_of("2xmine.yaml")[1] == 1
     assert machine_of("2x2xmine.yaml")[1] == 2
+
+
+def test_hosts_that_only_sample_are_not_projected():
+    cluster = {"address": "10.0.0.1:6379", "hosts": 2, "trainer_hosts": 1}
+    config = config_of(mode="async", cluster=cluster, algorithm={"name": "impala"})
+    with pytest.raises(ConfigError, match=r"cluster.trainer_hosts=1; .* hosts do that are alike"):
+        projected("dgx-h100", [2], config)

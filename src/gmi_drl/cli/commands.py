@@ -248,7 +248,10 @@ def plan(
     resolved, notes = _resolved(load_config(config, overrides or []), folder)
     with importable(folder):
         gmis = planned(resolved, str(config), auto_faults)
-    host = gmis if resolved.cluster is None else gmis.of_host(0)  # they do as each other
+    host = gmis if resolved.cluster is None else gmis.of_host(0)  # those that train are alike
+    if layout is not None and resolved.cluster is not None and resolved.cluster.sampling_hosts:
+        rule = "a layout file says the GMIs of one host, and by cluster.trainer_hosts they differ"
+        raise BadPath(f"--layout {layout}: {rule}. Leave it out.")
     if resolved.cluster is not None:
         notes.append("the hosts are taken to be as this machine; launch asks them")
     console, reason = console_for(), backend_reason(resolved, gmis)

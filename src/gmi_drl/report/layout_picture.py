@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Final
 
@@ -126,20 +126,7 @@ def _steps_within(layout: Layout, plan: ReductionPlan) -> list[Exchange]:
 
 
 def channel_groups(layout: Layout) -> list[Exchange]:
-    """Lists what GMIs send each other beside gradients, those with the same peers together.
-
-    Channels join GMIs of one host.
-    """
-    groups: list[Exchange] = []
-    for host in range(layout.hosts):
-        ids = [gmi.gmi_id for gmi in layout.on_host(host)]
-        for group in _channel_groups_within(layout.of_host(host)):
-            sources, targets = (tuple(ids[i] for i in e) for e in (group.sources, group.targets))
-            groups.append(replace(group, sources=sources, targets=targets))
-    return groups
-
-
-def _channel_groups_within(layout: Layout) -> list[Exchange]:
+    """Lists what GMIs send each other beside gradients, those with the same peers together."""
     template = TEMPLATES[layout.template]
     targets_of: defaultdict[int, list[int]] = defaultdict(list)
     pairs = [(source.gmi_id, target.gmi_id) for source, target in template.channels(layout)]

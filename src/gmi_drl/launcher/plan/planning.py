@@ -29,6 +29,9 @@ from gmi_drl.placement import (
     Layout,
     Topology,
     check,
+    config_of_host,
+    experience_faults,
+    format_cores,
     hidden_sizes,
     layout_of,
     simplest,
@@ -138,24 +141,26 @@ def _plan(
         others = [*tried.faults, *policy_faults(config), *logger_faults(config)]
         sizes = tried.sizes
     try:
-        host_topologies = topologies or [find_devices(config)]
+        host_topologies = topologies or [find_devices(config)] * config.hosts
         if fault := _unlike_fault(config, host_topologies):
             return [fault, *others], None
         host_memories: Sequence[HostMemory | None] = memories or [None] * len(host_topologies)
         plans = [
-            _plan_host(config, topology, memory, sizes, check_config)
-            for topology, memory in zip(host_topologies, host_memories, strict=True)
+            _plan_host(config_of_host(config, host), topology, memory, sizes, check_config)
+            for host, (topology, memory) in enumerate(
+                zip(host_topologies, host_memories, strict=True)
+            )
         ]
     except DiscoveryError as error:
         faults = [f for f in check(config, discover()) if not f.where.startswith("hardware")]
         return [str(error), *faults, *others], None
     merged = _merged([faults for faults, _ in plans])
     layouts = [layout for _, layout in plans if layout is not None]
-    if merged or others or not config.is_resolved or not layouts:
+    if merged or len(layouts) < len(plans):
         return [*merged, *others], None
-    if config.cluster is None:
-        return [], layouts[0]
-    return [], Layout.joined(layouts if topologies else layouts * config.cluster.hosts)
+    layout = Layout.joined(layouts)
+    faults = [*experience_faults(config, layout), *others]
+    return faults, layout if config.is_resolved and not faults else None
 
 
 def _unlike_fault(config: Config, hosts: Sequence[Topology]) -> Fault | None:
@@ -182,7 +187,7 @@ def _plan_host(
     sizes: Sizes | None,
     check_config: Check,
 ) -> tuple[list[Fault | str], Layout | None]:
-    """Returns the faults of a config on the devices of one host, and its layout if it has one.
+    """Returns the faults of a host's config on its devices, and its layout if it has one.
 
     `memory`: that of the host; None: this one's.
     """
@@ -201,13 +206,16 @@ def _plan_host(
 
 
 def _merged(hosts: Sequence[Sequence[Fault | str]]) -> list[Fault | str]:
-    """Returns the faults of all hosts; one that not all of them have names its host."""
-    common = [fault for fault in hosts[0] if all(fault in faults for faults in hosts)]
+    """Returns the faults of all hosts; one that not all of them have names its hosts."""
+    ranks_with: dict[str, list[int]] = {}  # by the fault's text
+    for host, faults in enumerate(hosts):
+        for text in dict.fromkeys(map(str, faults)):
+            ranks_with.setdefault(text, []).append(host)
+    common = [fault for fault in hosts[0] if len(ranks_with[str(fault)]) == len(hosts)]
     return common + [
-        f"host {host}: {fault}"
-        for host, faults in enumerate(hosts)
-        for fault in faults
-        if fault not in common
+        f"host{'s' * (len(ranks) > 1)} {format_cores(ranks)}: {text}"
+        for text, ranks in ranks_with.items()
+        if len(ranks) < len(hosts)
     ]
 
 
@@ -276,18 +284,19 @@ def reduction_of(
 
 
 def across_hosts(config: Config, numel: int) -> HostsReduction | None:
-    """Returns how the hosts of a cluster combine gradients of so many numbers; None for one host.
+    """Returns how hosts combine gradients of so many numbers; None where one host trains.
 
     By what was measured between hosts that one of this machine's runs has had, if it was.
     """
     cluster = config.cluster
-    if cluster is None or cluster.hosts < 2:
+    if cluster is None or cluster.training_hosts < 2:
         return None
     near = cluster.address.rpartition(":")[0].strip("[]")
     trusted, repeatable = cluster.network == "trusted", config.run.deterministic
     return reduction_across(
-        cluster.hosts, numel, near, config.comm.wire, trusted=trusted, repeatable=repeatable
-    )
+        cluster.training_hosts, numel, near, config.comm.wire,
+        trusted=trusted, repeatable=repeatable,
+    )  # fmt: skip
 
 
 class _Caller:

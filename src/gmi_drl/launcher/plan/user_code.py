@@ -21,7 +21,9 @@ from gmi_drl.placement import (
     CONVOLUTIONAL,
     ConfigError,
     CustomAlgorithmConfig,
+    Layout,
     LayoutError,
+    config_of_host,
     is_own_network,
     layout_of,
     load_config,
@@ -34,7 +36,7 @@ from .planning import find_devices
 if TYPE_CHECKING:
     import torch
 
-    from gmi_drl.placement import Config, Layout
+    from gmi_drl.placement import Config
     from gmi_drl.roles import DRL_role
     from gmi_drl.roles.envs import VecEnv
 
@@ -166,10 +168,12 @@ def try_here(
 
 
 def _local_layout(config: Config) -> Layout | None:
-    """Returns the layout on this machine, by which an algorithm of the user's is checked."""
+    """Returns the layout by which an algorithm of the user's is checked; hosts are as this one."""
     with suppress(DiscoveryError, ConfigError, LayoutError):  # each a fault that planning tells
         if config.is_resolved and isinstance(config.algorithm, CustomAlgorithmConfig):
-            return layout_of(config, find_devices(config))
+            here = find_devices(config)
+            hosts = [config_of_host(config, host) for host in range(config.hosts)]
+            return Layout.joined([layout_of(on_host, here) for on_host in hosts])
     return None
 
 
