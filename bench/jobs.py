@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,10 @@ preload.PRELOAD = ("fake_cores", *preload.PRELOAD)
 {_FRONT}
 """
 _TAIL = 20  # lines of a failed job's log that its error shows
+_METRICS = "bench/*/metrics.jsonl"  # of each run, in the folder of runs
+_CHECKPOINTS = 40  # of a kept run
+# Fields of its config that may differ: what is learned is the same.
+_FREE = ("run.folder", "run.checkpoint_every", "hardware.cores")
 
 
 class JobError(RuntimeError):
@@ -204,41 +208,102 @@ def run_ours(
     wrappers: Sequence[Any] = (),
     sections: Mapping[str, Any] | None = None,
     gmis: int = 1,
+    keep: Path | None = None,
+    resume: bool = False,
 ) -> Job:
     """Runs `gmi-drl launch` on this job to its end; `progress` is called with the steps taken.
 
     If it has more GMIs than `cores`, they share the cores, which a user's job may not: what it
     learns is the same, but its speed is not comparable.
+
+    The run is in folder `keep`, with a checkpoint after each fortieth of its iterations; or in a
+    temporary folder, without checkpoints. With `resume` the newest run in `keep` that has a
+    checkpoint goes on, on any core, or is only read if it is finished. Seconds and steps/s are then
+    those of training, without the pause, and CPU seconds are None: they are known of the last part
+    alone.
     """
     sharing = cores is not None and gmis > len(cores)
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as name:
         folder = Path(name)
-        config = folder / "config.yaml"
-        runs = folder / "runs"
+        home = folder if keep is None else keep.resolve()
+        config, runs = home / "config.yaml", home / "runs"
         job = our_config(
             settings, runs, gmi_per_gpu, None if sharing else cores,
             algorithm=algorithm, wrappers=wrappers, sections=sections,
         )  # fmt: skip
-        config.write_text(yaml.safe_dump(job))
-        front = _FRONT_ON_SHARED_CORES if sharing else _FRONT
-        command = [sys.executable, "-c", front, "launch", str(config)]
-        paths = os.pathsep.join(filter(None, (str(_TESTS), os.environ.get("PYTHONPATH"))))
-        extra = {"FAKE_CORES": str(gmis), "PYTHONPATH": paths} if sharing else {}
-        meter = _Meter(folder / "runs", settings, progress)
-        _run(on_cores(cores, command), folder / "out", folder / "log", timeout, meter.look, extra)
-        return meter.result(_state(folder / "runs"))
+        if keep is not None:
+            job["run"]["checkpoint_every"] = max(1, settings.iterations // _CHECKPOINTS)
+        run = _kept_run(home, job) if resume else None
+        if run is None:
+            home.mkdir(parents=True, exist_ok=True)
+            config.write_text(yaml.safe_dump(job))
+            words, variables = [str(config)], {"FAKE_CORES": str(gmis)} if sharing else {}
+        else:
+            words, variables = ["--resume", str(run)], _cores_of(run)
+        front = _FRONT_ON_SHARED_CORES if variables else _FRONT
+        if variables:
+            paths = filter(None, (str(_TESTS), os.environ.get("PYTHONPATH")))
+            variables["PYTHONPATH"] = os.pathsep.join(paths)
+        command = [sys.executable, "-c", front, "launch", *words]
+        meter = _Meter(runs, settings, progress, run)
+        if run is None or _state(run).get("state") != "finished":
+            log = folder / "log"
+            _run(on_cores(cores, command), folder / "out", log, timeout, meter.look, variables)
+        measured = meter.result()
+        return measured if run is None else replace(measured, cpu_s_per_1000_steps=None)
+
+
+def _kept_run(folder: Path, job: dict[str, Any]) -> Path | None:
+    """Returns the newest run in `folder` that has a checkpoint; JobError if its job is another."""
+    manifests = sorted(folder.glob("runs/bench/*/checkpoints/iteration_*/manifest.json"))
+    if not manifests:
+        return None
+    path = folder / "config.yaml"
+    there, wanted = (_fields(text) for text in (path.read_text(), yaml.safe_dump(job)))
+    changed = [key for key in there | wanted if there.get(key) != wanted.get(key)]
+    if changed := sorted(set(changed) - set(_FREE)):
+        raise JobError(
+            f"{path} is of another job: it differs in {', '.join(changed)}. Keep this job in "
+            f"another folder, or delete {folder}."
+        )
+    return manifests[-1].parents[2]
+
+
+def _fields(text: str) -> dict[str, Any]:
+    """Returns what a config has, by section and field."""
+    return {
+        f"{section}.{key}": value
+        for section, fields in yaml.safe_load(text).items()
+        for key, value in (fields if isinstance(fields, dict) else {"": fields}).items()
+    }
+
+
+def _cores_of(run: Path) -> dict[str, str]:
+    """Returns the variables by which a run finds the cores that it began on, wherever it is now."""
+    layout = json.loads((run / "layout.json").read_text())
+    cores = [core for device in layout["topology"]["devices"] for core in device["cores"]]
+    return {"FAKE_CORES": str(len(cores)), "FAKE_FIRST_CORE": str(min(cores))}
 
 
 class _Meter:
-    """Follows a run's metrics.jsonl and reads the CPU clock of its processes beside it."""
+    """Follows a run's metrics.jsonl and reads the CPU clock of its processes beside it.
+
+    Without a `run` it is the next one that begins in `runs`.
+    """
 
     def __init__(
-        self, runs: Path, settings: Settings, progress: Callable[[int], None] | None
+        self,
+        runs: Path,
+        settings: Settings,
+        progress: Callable[[int], None] | None,
+        run: Path | None = None,
     ) -> None:
         self.runs, self.settings, self.progress = runs, settings, progress
-        self.path: Path | None = None
+        self.earlier = set(runs.glob(_METRICS))
+        self.path = None if run is None else run / "metrics.jsonl"
         self.lines: list[dict[str, Any]] = []
-        self._read = 0  # bytes of the file that `lines` covers
+        self._file = 0  # the inode of the file that `lines` is from
+        self._read = 0  # bytes of it that `lines` covers
         self._sampled_at = 0.0
         self.samples: list[tuple[int, float]] = []  # steps taken, CPU seconds until then
 
@@ -261,24 +326,34 @@ class _Meter:
             self.progress(self.lines[-1]["steps"])
 
     def _follow(self) -> None:
-        """Reads the complete lines that are new."""
+        """Reads the complete lines that are new.
+
+        A run that goes on from a checkpoint first replaces the file by one without the iterations
+        that it makes again.
+        """
         if self.path is None:
-            self.path = next(self.runs.glob("bench/*/metrics.jsonl"), None)
-        if self.path is None or self.path.stat().st_size <= self._read:
+            self.path = next(iter(set(self.runs.glob(_METRICS)) - self.earlier), None)
+        if self.path is None:
             return
         with open(self.path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_ino != self._file:
+                self._file, self._read, self.lines = status.st_ino, 0, []
+            if status.st_size <= self._read:
+                return
             file.seek(self._read)
             parts = file.read().rpartition(b"\n")
         self._read += len(parts[0]) + len(parts[1])
         self.lines += [json.loads(line) for line in parts[0].splitlines()]
 
-    def result(self, state: dict[str, Any]) -> Job:
+    def result(self) -> Job:
         """Returns what the finished run measured."""
         self._follow()
         lines = self.lines
         if len(lines) < self.settings.iterations:
             target = self.settings.iterations
             raise JobError(f"the run wrote {len(lines)} iterations to metrics.jsonl, not {target}")
+        assert self.path is not None
         warmup = self.settings.warmup
         start = lines[warmup - 1] if warmup else {"steps": 0, "time_s": 0.0}
         steps = lines[-1]["steps"] - start["steps"]
@@ -299,14 +374,14 @@ class _Meter:
                 for line in lines
                 if line["return_mean"] is not None
             ],
-            evaluation=_evaluation(state, self.settings.evaluate),
+            evaluation=_evaluation(_state(self.path.parent), self.settings.evaluate),
             simulate_steps_per_s=steps / simulate_s if simulate_s else None,
         )
 
 
-def _state(runs: Path) -> dict[str, Any]:
-    path = next(runs.glob("bench/*/run.json"), None)
-    return {} if path is None else json.loads(path.read_text())
+def _state(run: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((run / "run.json").read_text())
+    return state
 
 
 def _evaluation(state: dict[str, Any], episodes: int) -> dict[str, Any] | None:
@@ -355,7 +430,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _name(command: list[str]) -> str:
     scripts = [part for part in command if part.endswith((".py", ".yaml"))]
-    return Path(scripts[-1]).name if scripts else command[0]
+    return Path(scripts[-1]).name if scripts else command[-1]
 
 
 def _tail(log: Path) -> str:

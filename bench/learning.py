@@ -12,6 +12,17 @@ for that is what most published figures are.
 Finished cells are in bench/results/learning.json: `--resume` goes on from there, `--merge FOLDER`
 takes in cells that were measured elsewhere (one JSON file a cell), `--report` only writes the
 pages anew: docs/learning.md and a curve per task in docs/learning/.
+
+Cells that take hours are not lost when the program is stopped, if their runs are kept:
+
+    bench/learning.py --tasks HalfCheetah-v5-sac --seeds 3 --keep runs/learning --resume
+
+The run of a cell is then in FOLDER/<task>-<seed>/, with a checkpoint after each fortieth of its
+iterations: about every five minutes where it takes three hours. The same command goes on from the
+newest checkpoint, and only reads a run that is finished. Seconds and steps/s of such a cell are of
+training alone, which writes its checkpoints: without the pause, and without iterations that were
+made again. The CPU seconds of a cell that was interrupted are not known (null). The peer's cells
+and those trained from Python are not kept.
 """
 
 from __future__ import annotations
@@ -66,7 +77,8 @@ def train(
         return run_rl(settings, task.rl, task.agents, timeout, cores, task.algorithm, task.wrappers)
     return run_ours(
         settings, timeout, task.agents, cores, task.algorithm, show, wrappers=task.wrappers,
-        sections=task.sections, gmis=task.gmis,
+        sections=task.sections, gmis=task.gmis, resume=options.resume,
+        keep=options.keep and options.keep / f"{cell.task}-{cell.seed}",
     )  # fmt: skip
 
 
@@ -181,8 +193,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--python", default=sys.executable, help="interpreter that has the peer")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time, sharing the cores")
     parser.add_argument("--steps", type=int, help="instead of the task's own, for a trial")
-    parser.add_argument("--timeout-minutes", type=float, default=180.0, help="of one cell")
-    parser.add_argument("--resume", action="store_true", help="skip cells that are finished")
+    parser.add_argument(
+        "--timeout-minutes",
+        type=float,
+        default=720.0,
+        help="of one cell, each time it is started: four times what the longest one takes",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="skip cells that are finished, and go on with those in --keep",
+    )
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep runs here")
     parser.add_argument("--merge", type=Path, help="a folder of cells measured elsewhere")
     parser.add_argument("--report", action="store_true", help="only write the pages anew")
     parser.add_argument("--results", type=Path, default=RESULTS)

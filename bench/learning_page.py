@@ -36,7 +36,7 @@ Written by `bench/learning.py --report` from `bench/results/learning.json`.
 *Evaluation* is the mean return of 20 episodes of the policy's mean action at the end; *training*
 is the mean return of the last 100 training episodes, which sample their actions: published figures
 are mostly of this kind. Both are medians over seeds, with the lowest and highest seed in brackets.
-*CPU s* is what 1,000 steps cost.
+*CPU s* is what 1,000 steps cost; of a run that was interrupted it is not known.
 
 Published MuJoCo figures are of the v4 tasks. The v5 tasks differ (Ant-v5 also observes and pays
 for contact forces), which is why Stable-Baselines3 runs beside ours on the very same task. An Ant

@@ -1,7 +1,8 @@
 """A machine with as many cores as a test needs: those beyond the real ones share them.
 
 Where FAKE_CORES has a number, a process that imports this finds so many cores in `os`, and so do
-those that are forked from it.
+those that are forked from it. They are called by their numbers from FAKE_FIRST_CORE on, if that is
+there: a run that began on them finds them again, whichever the real ones are.
 """
 
 import errno
@@ -26,10 +27,12 @@ def _take(pid, cores):
     _mine.update(wanted)
 
 
-def install(count, replace=setattr):
+def install(count, replace=setattr, first=None):
     """`count` cores from now on, which are returned; a monkeypatch's `replace` ends it."""
-    beyond = range(_REAL[-1] + 1, _REAL[-1] + 1 + count)
-    names = [*_REAL, *beyond][:count]
+    if first is None:
+        names = [*_REAL, *range(_REAL[-1] + 1, _REAL[-1] + 1 + count)][:count]
+    else:
+        names = range(first, first + count)
     _places.clear()
     _places.update((core, _REAL[n % len(_REAL)]) for n, core in enumerate(names))
     _mine.clear()
@@ -40,4 +43,5 @@ def install(count, replace=setattr):
 
 
 if "FAKE_CORES" in os.environ:
-    install(int(os.environ["FAKE_CORES"]))
+    _first = os.environ.get("FAKE_FIRST_CORE")
+    install(int(os.environ["FAKE_CORES"]), first=None if _first is None else int(_first))

@@ -1,7 +1,12 @@
 """The benchmarks' own arithmetic and bookkeeping; one short job is run, and no time is measured."""
 
 import json
+import os
+import sqlite3
+import subprocess
 import sys
+import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,8 +43,6 @@ def test_settings_come_back_from_their_own_command_line(monkeypatch):
 
 
 def test_cpu_clock_of_the_tree_counts_a_busy_child():
-    import subprocess
-
     from peers._job import tree_cpu_s
 
     before = tree_cpu_s()
@@ -96,10 +99,129 @@ def test_a_run_is_timed_from_the_end_of_its_warm_up(tmp_path):
             file.write(text[10:])
             file.flush()
             meter.look(1)
-    job = meter.result({"state": "finished", "eval_return": 3.0})
+    (folder / "run.json").write_text(json.dumps({"state": "finished", "eval_return": 3.0}))
+    job = meter.result()
     assert (job.steps, job.seconds, job.steps_per_s) == (4096, 2.0, 2048.0)
     assert job.simulate_steps_per_s == 4096.0
     assert job.evaluation == {"episodes": 20, "mean": 3.0}
+
+
+def test_iterations_that_a_resumed_run_makes_again_count_once(tmp_path):
+    from jobs import _Meter
+    from peers._job import Settings
+
+    from gmi_drl.roles.telemetry.progress import MetricsLog
+
+    folder = tmp_path / "bench" / "now"
+    folder.mkdir(parents=True)
+
+    def write(log, numbers, speed):
+        for number in numbers:
+            line = {"iteration": number, "steps": 2048 * number, "time_s": number / speed}
+            log.write({**line, "return_mean": number / speed})
+
+    before = MetricsLog(folder, 0, None, pytest.fail)
+    write(before, range(1, 5), speed=1.0)
+    before.close()
+    meter = _Meter(tmp_path, Settings(steps=6 * 2048, warmup=0), None, folder)
+    meter.look(1)
+    assert len(meter.lines) == 4
+    after = MetricsLog(folder, 2, None, pytest.fail)
+    write(after, range(3, 7), speed=0.5)
+    meter.look(1)
+    after.close()
+    (folder / "run.json").write_text(json.dumps({"state": "finished"}))
+    job = meter.result()
+    assert (job.steps, job.seconds) == (6 * 2048, 12.0)
+    means = (1.0, 2.0, 6.0, 8.0, 10.0, 12.0)  # of the third and fourth the later ones
+    assert job.curve == [(2048 * number, mean) for number, mean in enumerate(means, start=1)]
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A folder with a kept run of two checkpoints, and an older one; and its job."""
+    import jobs
+    from peers._job import Settings
+
+    job = jobs.our_config(Settings(), tmp_path / "elsewhere", cores=[1])
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(job))
+    for name in ("12-00-00/checkpoints/iteration_000009", "12-00-05/checkpoints/iteration_000001",
+                 "12-00-05/checkpoints/iteration_000002"):  # fmt: skip
+        (tmp_path / "runs/bench" / name).mkdir(parents=True)
+        (tmp_path / "runs/bench" / name / "manifest.json").write_text("{}")
+    (tmp_path / "runs/bench/12-00-07/checkpoints").mkdir(parents=True)  # it has none yet
+    return tmp_path, job
+
+
+def test_the_newest_kept_run_with_a_checkpoint_goes_on_wherever_its_folder_and_cores_are(kept):
+    from jobs import _kept_run
+
+    folder, job = kept
+    job["run"] |= {"folder": "here", "checkpoint_every": 400}
+    job["hardware"]["cores"] = [0]
+    assert _kept_run(folder, job) == folder / "runs/bench/12-00-05"
+    assert _kept_run(folder / "runs", job) is None
+
+
+def test_a_kept_run_of_other_settings_does_not_go_on(kept):
+    from jobs import JobError, _kept_run
+
+    folder, job = kept
+    job["run"]["total_steps"] *= 2
+    del job["algorithm"]["gamma"]
+    with pytest.raises(JobError, match=r"differs in algorithm\.gamma, run\.total_steps\. Keep"):
+        _kept_run(folder, job)
+
+
+def _learning(folder, core):
+    """Starts the program on a core, for one cell of sixty iterations, which it keeps."""
+    from jobs import on_cores
+
+    script = [sys.executable, str(BENCH / "learning.py"), "--tasks", "CartPole-v1", "--seeds=1"]
+    folders = [f"--{name}={folder / name}" for name in ("keep", "results", "docs")]
+    words = [*script, "--steps=61440", "--resume", *folders]
+    return subprocess.Popen(on_cores([core], words))
+
+
+@pytest.mark.slow
+def test_a_kept_cell_that_was_stopped_goes_on_and_trains_nothing_twice(tmp_path):
+    cores = sorted(os.sched_getaffinity(0))
+    runs = tmp_path / "keep/CartPole-v1-0/runs/bench"
+    program = _learning(tmp_path, cores[0])
+    deadline_s = time.monotonic() + 120
+    while not list(runs.glob("*/checkpoints/*/manifest.json")):
+        assert program.poll() is None
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    program.terminate()
+    assert program.wait(60) == 143
+    assert not (tmp_path / "results").exists()
+    (run,) = runs.iterdir()
+    first = (run / "metrics.jsonl").read_bytes().splitlines()
+    assert 1 <= len(first) < 60
+
+    assert _learning(tmp_path, cores[-1]).wait(240) == 0  # another core, where there is one
+    assert list(runs.iterdir()) == [run]
+    written = (run / "metrics.jsonl").read_bytes()
+    lines = [json.loads(line) for line in written.splitlines()]
+    assert [line["iteration"] for line in lines] == list(range(1, 61))
+    with closing(sqlite3.connect(run / "gcs.sqlite")) as store:
+        branches = store.execute("SELECT version FROM branches ORDER BY number").fetchall()
+        policies = store.execute("SELECT version FROM policies ORDER BY id").fetchall()
+    assert branches == [(0,), (len(first),)]
+    assert policies == [(number,) for number in range(1, 61)]  # each was made once
+    (cell,) = json.loads((tmp_path / "results").read_text())["cells"]
+    assert cell["steps"] == cell["curve"][-1][0] == 61_440
+    assert cell["curve"] == [[x["steps"], round(x["return_mean"], 3)] for x in lines
+                             if x["return_mean"] is not None]  # fmt: skip
+    assert cell["seconds"] == round(lines[-1]["time_s"], 1)
+    assert cell["cpu_seconds_per_1000_steps"] is None
+    assert cell["evaluation"]["episodes"] == 20
+
+    (tmp_path / "results").unlink()  # as if it had been stopped before it could record the cell
+    assert _learning(tmp_path, cores[0]).wait(60) == 0
+    assert (run / "metrics.jsonl").read_bytes() == written
+    assert json.loads((tmp_path / "results").read_text())["cells"] == [cell]
 
 
 def test_a_job_that_fails_says_how_its_log_ended(tmp_path):
