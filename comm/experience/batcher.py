@@ -256,6 +256,11 @@ class Batcher:
             for s in self._sources
         ]
 
+    @property
+    def refused(self) -> int:
+        """Returns how many connections of strangers its receivers have refused."""
+        return sum(source.receiver.refused for source in self._sources)
+
     def counts(self, gmi_id: int | None = None) -> BatchCounts:
         """Counts what came of the segments of one agent, or of all."""
         sources = [s for s in self._sources if gmi_id is None or s.gmi_id == gmi_id]

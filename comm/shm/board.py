@@ -103,6 +103,11 @@ class _End:
         """Returns the newest version; -1 before the first one."""
         return self._words[_LATEST] // 4 - 1
 
+    @property
+    def numel(self) -> int:
+        """Returns the length of the vectors; 0 before the first one."""
+        return self._words[_NUMEL]
+
     def finished(self) -> bool:
         """Tells whether nothing more will be published, as the writer's work is done."""
         return bool(self._words[_FINISHED])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from .between_hosts import OwnEnds, PublicEnds
 from .cuda_ipc import create_cuda
 from .doorbell import DoorbellSpec, create_doorbell
 from .packet import Packet, PacketHeader, PacketSlot
@@ -16,26 +17,24 @@ from .ring import create_ring
 from .zeromq import create_zmq
 
 __all__ = [
-    "DoorbellSpec", "LinkSpec", "Packet", "PacketHeader", "PacketSlot", "Receiver", "Sender",
-    "StreamSpec", "create_doorbell", "create_link", "wait_any",
+    "DoorbellSpec", "LinkSpec", "OwnEnds", "Packet", "PacketHeader", "PacketSlot", "PublicEnds",
+    "Receiver", "Sender", "StreamSpec", "create_doorbell", "create_link", "wait_any",
 ]  # fmt: skip
 
 
 def create_link(
-    source: str, target: str, *, directory: Path | None = None, same_host: bool = True,
-    gpu: bool = False, doorbell: DoorbellSpec | None = None, address: str = "127.0.0.1",
-    port: int = 0, kind: Literal["ring", "cuda", "ipc", "tcp"] | None = None,
+    source: str, target: str, *, directory: Path | None = None, gpu: bool = False,
+    doorbell: DoorbellSpec | None = None,
+    kind: Literal["ring", "cuda", "ipc", "tcp"] | None = None,
 ) -> LinkSpec:  # fmt: skip
-    """Makes a link from `source` to `target`, which are named as errors shall name them.
+    """Makes a link from `source` to `target` on this host, named as errors shall name them.
 
     The launcher makes it and gives it to the processes at both ends. `directory` is the run's
     private folder (mode 0700), which links with sockets need. `gpu`: both ends use one GPU, or one
     MIG instance, and may share memory. `doorbell` is that of the receiving process, if it has
-    several links. `address` and `port` are where the receiver of a tcp link listens: on this host
-    alone unless an address is given, at a port that is free unless one is given (for another host,
-    give one). `kind` overrules the choice.
+    several links. `kind` overrules the choice. Between hosts `OwnEnds` makes them.
     """
-    kind = kind or ("tcp" if not same_host else "cuda" if gpu else "ring")
+    kind = kind or ("cuda" if gpu else "ring")
     if kind == "ring":
         return create_ring(source, target, doorbell)
     if kind == "cuda":
@@ -44,4 +43,4 @@ def create_link(
         raise ValueError(f"kind {kind!r}: a link is one of ring, cuda, ipc, tcp. Use one of them.")
     if directory is None:
         raise ValueError(f"a {kind} link needs a private folder: pass directory=.")
-    return create_zmq(source, target, directory, kind, address=address, port=port)
+    return create_zmq(source, target, directory, kind)

@@ -67,6 +67,7 @@ class ConnectionMonitor:
         self.up = False  # a handshake was completed, and no connection lost since
         self.failed = ""  # how the last handshake that failed did
         self.refused = 0  # connections to a socket that listens, less completed handshakes
+        self.failures = 0  # handshakes of somebody without a right key, or who spoke otherwise
 
     def look(self) -> bool:
         """Takes in what has happened; returns whether a connection was lost."""
@@ -84,6 +85,7 @@ class ConnectionMonitor:
                 lost, self.up = lost or self.up, False
             else:
                 self.failed = _failure_text(event, value)
+                self.failures += event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL  # it broke off
         return lost
 
     def close(self) -> None:

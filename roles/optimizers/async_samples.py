@@ -1,8 +1,8 @@
 """Asynchronous training on samples: batches of segments in, versions of a policy out.
 
-Agents send segments all the time, to trainers of their host. Trainers meet in each minibatch's
-gradient, and once an iteration; the first one of each host publishes the policy on its board after
-every update.
+Agents send segments all the time, to trainers of their host, or to those of other hosts where it
+has none. Trainers meet in each minibatch's gradient, and once an iteration; the first one of each
+host publishes the policy on its board after every update.
 
 No segment is trained on twice, or lost silently. A batch's slots are given back to the agents only
 when it is certain that its update stays: with several trainers, when all have begun the next
@@ -125,6 +125,10 @@ class AsyncSampleRounds:
     def board_version(self) -> int:
         """The policy's number on the board: higher with each update, also after a step back."""
         return self._version + self._ahead
+
+    @property
+    def refused(self) -> int:
+        return self._batcher.refused
 
     def state_dict(self) -> dict[str, Any]:
         return self.learner.state_dict() | {
@@ -323,7 +327,9 @@ class AsyncSampleRounds:
         self._group.barrier()  # whoever waits for agents to end must know they were told
         deadline_s = perf_counter() + mgr.timeout.total_seconds()
         try:
-            while self._batcher.next(self.board_version, lambda: perf_counter() > deadline_s):
+            while self._batcher.next(
+                self.board_version, lambda: mgr.is_bereft or perf_counter() > deadline_s
+            ):
                 pass  # not trained on, and not given back: the run is over
         except LinkTimeout as error:
             mgr.warn(f"the last segments are not counted: {error}")

@@ -44,6 +44,10 @@ class Optimizer(Protocol):
     def board_version(self) -> int:
         """Returns the version that agents know the policy by; -1: they know it by the iteration."""
 
+    @property
+    def refused(self) -> int:
+        """Returns how many connections of strangers its links from other hosts have refused."""
+
     def connect(self, group: Group, iteration: int) -> None:
         """Make the buckets of what trainers share. Collective.
 
@@ -91,6 +95,7 @@ class BaseRounds:
     learner: Learner
     progress: Progress
     board_version: ClassVar[int] = -1
+    refused: ClassVar[int] = 0
 
     def state_dict(self) -> dict[str, Any]:
         return self.learner.state_dict() | {"episodes": self.progress.state_dict()}

@@ -227,7 +227,7 @@ class Training:
 
     def _note_refused(self) -> None:
         """Counts what strangers have tried since the last look; warns each time it has doubled."""
-        context, refused = self._mgr.context, self._group.refused
+        context, refused = self._mgr.context, self._group.refused + self._optimizer.refused
         increase, self._refused = refused - self._refused, refused
         if increase <= 0:
             return
@@ -235,7 +235,7 @@ class Training:
         context.add("refused", increase)
         if (earlier + increase).bit_length() > earlier.bit_length():
             self._mgr.warn(
-                f"gmi {self._mgr.GMI_id}: its port for other hosts has refused "
+                f"gmi {self._mgr.GMI_id}: its ports for other hosts have refused "
                 f"{earlier + increase} connections or messages that are not of this run. "
                 "See who reaches that network."
             )

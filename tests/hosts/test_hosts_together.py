@@ -125,7 +125,7 @@ def test_strangers_are_refused_counted_and_told(tmp_path, capfd):
     assert lines[-1]["refused"] == 2
     told = "".join(capfd.readouterr())
     for gmi_id in (0, 1):
-        assert f"gmi {gmi_id}: its port for other hosts has refused 1 conn" in told
+        assert f"gmi {gmi_id}: its ports for other hosts have refused 1 conn" in told
 
 
 class Ports(gmi_drl.Callback):

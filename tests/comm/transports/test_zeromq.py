@@ -342,9 +342,9 @@ def test_damaged_and_foreign_messages_are_refused_and_what_follows_arrives(link)
 def test_a_folder_that_others_can_reach_is_refused(tmp_path):
     tmp_path.chmod(0o755)
     with pytest.raises(LinkError, match="chmod 0700"):
-        create_link("a", "b", directory=tmp_path, same_host=False)
+        create_link("a", "b", directory=tmp_path, kind="tcp")
     with pytest.raises(ValueError, match="a tcp link needs a private folder"):
-        create_link("a", "b", same_host=False)
+        create_link("a", "b", kind="tcp")
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
 
 

@@ -15,12 +15,14 @@ from typing import Any, Final, Self
 
 from gmi_drl.comm.hosts import Endpoint, GroupOutcome, Roster, next_roster
 from gmi_drl.comm.shm.tally import Tally
+from gmi_drl.comm.transports import PublicEnds
 from gmi_drl.gmi import GmiDied
 from gmi_drl.launcher.plan.user_modules import digests_beside
 from gmi_drl.roles.role.host import COUNTERS
 from gmi_drl.roles.role.job import Job
 
 from .cluster import Host
+from .crossings import crossings_of
 from .messages import BEAT_S, SILENCE_S, HostLost, HostPart, HostsError, Orders, Report
 
 _LOOK_S: Final = 0.05
@@ -87,7 +89,14 @@ class HostsGang:
         self._results: list[list[dict[int, Any]]] = [[] for _ in hosts]
         self._calls = [0] * len(hosts)  # of `_methods`, that each host has been sent
         self._methods: list[str] = []
-        self._endpoints: list[Endpoint | None] = [None] * len(hosts)
+        # Of the leaders, which are on the first hosts; where one host alone trains it has none.
+        self._endpoints: list[Endpoint | None] = [None] * sum(map(bool, self._trainers))
+        # Of hosts with links to others, and the hosts that are to be told of them.
+        layout = parts[0].layout
+        self._ends: dict[int, PublicEnds | None] = {
+            host: None for crossing in crossings_of(layout) for host in crossing.hosts
+        }
+        self._waits_for_ends = {*self._ends}
         self._roster: Roster | None = None
         self._sent_rosters: list[Roster | None] = [None] * len(hosts)
         self._outcome: GroupOutcome | None = None  # of the GMIs' work, once one has finished
@@ -245,6 +254,10 @@ class HostsGang:
         roster = self._roster if self._roster is not self._sent_rosters[host] else None
         self._sent_rosters[host] = self._roster
         own_gmis = self._own_gmis[host]
+        ends: tuple[PublicEnds | None, ...] = ()
+        if host in self._waits_for_ends and None not in self._ends.values():
+            self._waits_for_ends.remove(host)
+            ends = tuple(self._ends.get(rank) for rank in range(len(self._hosts)))
         return Orders(
             calls=calls,
             stop=self.asked_to_stop or self._room,
@@ -253,6 +266,7 @@ class HostsGang:
             roster=roster,
             outcome=self._outcome,
             rows={gmi_id: row for gmi_id, row in self._rows.items() if gmi_id not in own_gmis},
+            ends=ends,
         )
 
     def _take(self, host: int, report: Report) -> None:
@@ -262,6 +276,8 @@ class HostsGang:
             self._records += report.records
             self._restarts += report.restarts
         self._results[host] += report.results
+        if report.ends is not None:
+            self._ends[host] = report.ends
         if report.rows:
             self._rows.update(report.rows)
             for gmi_id, row in report.rows.items():
@@ -293,11 +309,16 @@ class HostsGang:
             return
         self._lost[host] = why
         self._lost_s = self._lost_s or time.monotonic()
-        left = [gmis for rank, gmis in enumerate(self._trainers) if not self._ended[rank]]
-        if not self._goes_on or self._roster is None or self.asked_to_stop or not left:
+        trained = bool(self._trainers[host])
+        left = [gmis for rank, gmis in enumerate(self._trainers) if gmis and not self._ended[rank]]
+        have_met = not trained or self._roster is not None
+        if not self._goes_on or not have_met or self.asked_to_stop or not left:
             self._fail(self._loss())
             return
         self._heir = min(min(gmis) for gmis in left)
+        if not trained:  # all trainers are there, and end together
+            self._room = True
+            return
         endpoints = [None if h in self._lost else end for h, end in enumerate(self._endpoints)]
         self._roster = next_roster(self._roster, endpoints) or self._roster
 

@@ -17,10 +17,11 @@ import time
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl import runtime
-from gmi_drl.comm import create_group
+from gmi_drl.comm import GroupSpec, create_group
 from gmi_drl.comm.hosts import (
     HostSpec,
     read_endpoint,
@@ -29,6 +30,7 @@ from gmi_drl.comm.hosts import (
     write_roster,
 )
 from gmi_drl.comm.shm.tally import create_tally
+from gmi_drl.comm.transports import PublicEnds
 from gmi_drl.gmi import Gang, lease
 from gmi_drl.gmi.usage.processes import host_memory
 from gmi_drl.launcher.colocated_runs import at_work, overlaps
@@ -45,6 +47,7 @@ from gmi_drl.roles.role.host import COUNTERS, GmiHost
 from gmi_drl.roles.role.job import HEIR, Job
 
 from .agent import same_folder
+from .crossings import Crossings, PolicyRelays
 from .messages import SILENCE_S, HostPart, HostsError, Orders, Report
 from .stores import store_of_host
 
@@ -60,6 +63,7 @@ class _Driver:
     def __init__(self, orders: Connection, reports: Connection) -> None:
         self._in, self._out = orders, reports
         self.messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._early: list[Orders] = []  # that have come before they could be followed
         self._heard_s = time.monotonic()
         self._is_over = False
         threading.Thread(target=self._read, daemon=True).start()
@@ -91,9 +95,17 @@ class _Driver:
                 return None
         return message
 
+    def ends(self) -> tuple[PublicEnds | None, ...] | None:
+        """Waits for the ends of links on all hosts; None on the order to end."""
+        while True:
+            orders: Orders = pickle.loads(self.messages.get())
+            self._early.append(orders)
+            if orders.ends or orders.end:
+                return orders.ends or None
+
     def orders(self) -> list[Orders]:
         """Returns what has come since the last call; never waits."""
-        orders = []
+        orders, self._early = self._early, []
         while not self.messages.empty():
             orders.append(pickle.loads(self.messages.get()))
         return orders
@@ -170,7 +182,17 @@ def _run(part: HostPart, driver: _Driver) -> None:
     with ExitStack() as stack:
         stack.enter_context(importable(part.role_folder))
         stack.enter_context(at_work(layout.topology))
-        job = _job(part)
+        address, sockets = part.addresses[part.host], runtime.run_directory()
+        crossings = Crossings(part.layout, part.host, address, sockets)
+        if crossings.own is not None:
+            driver.report(Report(ends=crossings.own))
+            if (ends := driver.ends()) is None:
+                return
+            crossings.connect(ends)
+        job = _job(part, sockets, crossings)
+        log = part.folder / "logs" / f"policies_host{part.host}.log"
+        first_gmi = part.layout.on_host(part.host)[0].gmi_id
+        policies = PolicyRelays(crossings, job.wires.board, job.tally, first_gmi, log)
         gang = stack.enter_context(
             Gang(
                 part.layout,
@@ -184,45 +206,22 @@ def _run(part: HostPart, driver: _Driver) -> None:
         notes = [(0, {"kind": "warning", "message": line}) for line in overlaps(layout.topology)]
         driver.report(Report(records=notes))
         try:
-            _serve(part, job, gang, driver)
+            _serve(part, job, gang, policies, driver)
         finally:  # also of GMIs that have died; of a runtime that is gone nothing is left
             with suppress(OSError, runtime.ActorRuntimeError):
                 driver.report(Report(records=gang.records()))
 
 
-def _job(part: HostPart) -> Job:
+def _job(part: HostPart, sockets: Path, crossings: Crossings) -> Job:
     """Makes what GMIs of this host share."""
-    layout, config, sockets = part.layout, part.config, runtime.run_directory()
-    names, trainers = names_of(layout), layout.holding("trainer")
-    by_host = [
-        [gmi for gmi in trainers if layout.host_of(gmi.gmi_id) == host]
-        for host in range(layout.hosts)
-    ]
-    own, cluster = by_host[part.host], config.cluster
-    assert cluster is not None
-    plan = reduction_of(config, layout.of_host(part.host), trainer=part.classes[own[0].roles[-1]])
+    layout, config = part.layout, part.config
     folder = sockets / "hosts"
     folder.mkdir(mode=0o700)
-    group = create_group(
-        [names[gmi.gmi_id] for gmi in own],
-        [gmi.gpu_id for gmi in own],
-        strategy=plan.strategy,
-        wire=config.comm.wire,
-        directory=sockets,
-        hosts=HostSpec(
-            rank=part.host,
-            members=tuple(tuple(names[gmi.gmi_id] for gmi in gmis) for gmis in by_host),
-            address=part.addresses[part.host],
-            folder=folder,
-            trusted=cluster.network == "trusted",
-            interface=cluster.interface,
-            measures=not config.run.deterministic,
-        ),
-    )
+    has_trainers = any("trainer" in gmi.roles for gmi in layout.on_host(part.host))
     return Job(
         layout=layout,
         config=config,
-        group=group,
+        group=_group(part, sockets, folder) if has_trainers else None,
         sockets=sockets,
         folder=part.folder,
         resume=part.resume,
@@ -230,13 +229,44 @@ def _job(part: HostPart) -> Job:
         role_folder=part.role_folder,
         session=part.session,
         tally=create_tally(len(layout.gmis), COUNTERS),
-        wires=wires_of(layout, sockets, part.host),
+        wires=wires_of(layout, sockets, part.host, crossings.experience),
         lock=lock_of(part.folder),
         epoch=part.epoch,
     )
 
 
-def _serve(part: HostPart, job: Job, gang: Gang, driver: _Driver) -> None:
+def _group(part: HostPart, sockets: Path, folder: Path) -> GroupSpec:
+    """Makes the group of this host's trainers, with those of other hosts if these have any."""
+    layout, config = part.layout, part.config
+    names, trainers = names_of(layout), layout.holding("trainer")
+    by_host = [
+        [gmi for gmi in trainers if layout.host_of(gmi.gmi_id) == host]
+        for host in range(layout.hosts)
+    ]
+    own, cluster = by_host[part.host], config.cluster
+    members = tuple(tuple(names[gmi.gmi_id] for gmi in gmis) for gmis in by_host if gmis)
+    assert cluster is not None
+    plan = reduction_of(config, layout.of_host(part.host), trainer=part.classes[own[0].roles[-1]])
+    hosts = HostSpec(
+        rank=part.host,  # hosts with trainers are the first ones
+        members=members,
+        address=part.addresses[part.host],
+        folder=folder,
+        trusted=cluster.network == "trusted",
+        interface=cluster.interface,
+        measures=not config.run.deterministic,
+    )
+    return create_group(
+        members[part.host],
+        [gmi.gpu_id for gmi in own],
+        strategy=plan.strategy,
+        wire=config.comm.wire,
+        directory=sockets,
+        hosts=hosts if len(members) > 1 else None,
+    )
+
+
+def _serve(part: HostPart, job: Job, gang: Gang, policies: PolicyRelays, driver: _Driver) -> None:
     """Calls methods of the GMIs as ordered, and reports, until it is ordered to end."""
     tally, folder = job.tally.open(), job.sockets / "hosts"
     watchdog = Watchdog(gang, tally, part.config.run.hang_timeout_s)
@@ -270,6 +300,7 @@ def _serve(part: HostPart, job: Job, gang: Gang, driver: _Driver) -> None:
         elif not is_busy:
             time.sleep(_POLL.total_seconds())
         watchdog.look()
+        policies.check()
         report.records, report.restarts = gang.records(), gang.restarts()
         has_news = report.records or report.restarts or report.results
         if has_news or time.monotonic() - reported_s > _REPORT_S:

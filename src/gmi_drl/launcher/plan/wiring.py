@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from gmi_drl.comm.shm.board import create_board
-from gmi_drl.comm.transports import create_doorbell, create_link
+from gmi_drl.comm.transports import LinkSpec, create_doorbell, create_link
 from gmi_drl.gmi.backends.backend import backend_of
 from gmi_drl.gmi.process import grouped
 from gmi_drl.placement import Fault, GmiSpec, Layout
@@ -25,17 +26,24 @@ def names_of(layout: Layout) -> list[str]:
     return [f"gmi {gmi.gmi_id}, {devices[gmi.gpu_id]}" for gmi in layout.gmis]
 
 
-def wires_of(layout: Layout, directory: Path, host: int = 0) -> Wires:
+def wires_of(
+    layout: Layout,
+    directory: Path,
+    host: int = 0,
+    between_hosts: Sequence[tuple[int, int, LinkSpec]] = (),
+) -> Wires:
     """Makes the links and the board that a layout's template calls for on a host.
 
     `directory` is the run's private folder there. An agent and a trainer that may share the memory
     of a GPU are joined by it if the template lets them, all others by that of the host.
+    `between_hosts` are links to and from GMIs of other hosts, which have been made.
     """
-    template, names, host_gmis = TEMPLATES[layout.template], names_of(layout), layout.on_host(host)
-    channels = template.channels(layout.of_host(host))
-    pairs = [(host_gmis[source.gmi_id], host_gmis[target.gmi_id]) for source, target in channels]
-    if not pairs:
-        return Wires()
+    template, names = TEMPLATES[layout.template], names_of(layout)
+    pairs = [
+        (source, target)
+        for source, target in template.channels(layout)
+        if layout.host_of(source.gmi_id) == layout.host_of(target.gmi_id) == host
+    ]
     doorbells = {target.gmi_id: create_doorbell() for _, target in pairs}
     links = tuple(
         (
@@ -51,9 +59,12 @@ def wires_of(layout: Layout, directory: Path, host: int = 0) -> Wires:
         )
         for source, target in pairs
     )
-    if not template.publishes_policy:
+    links = (*links, *between_hosts)
+    if not links or not template.publishes_policy:
         return Wires(links)
-    publisher = next(gmi for gmi in host_gmis if "trainer" in gmi.roles)
+    trainers = layout.holding("trainer")
+    on_host = (gmi for gmi in trainers if layout.host_of(gmi.gmi_id) == host)
+    publisher = next(on_host, trainers[0])
     return Wires(links, create_board(names[publisher.gmi_id]))
 
 
