@@ -202,7 +202,10 @@ class SampleSender:
         if path is not None and (saved_schema := _read_schema(path, context.session)) is not None:
             return Schema.from_bytes(saved_schema.encode(), str(path)).grouping
         itself = create_link(
-            link.source, "itself", directory=context.private, kind=link.kind  # type: ignore[arg-type]
+            link.source,
+            "itself",
+            directory=context.private,
+            kind=link.kind,  # type: ignore[arg-type]
         )
         cost = measure_cost(itself)
         grouping = choose_grouping(channels, steps, num_env, cost)
