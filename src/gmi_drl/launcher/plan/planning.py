@@ -152,14 +152,14 @@ def _plan(
             )
         ]
     except DiscoveryError as error:
-        faults = [f for f in check(config, discover()) if not f.where.startswith("hardware")]
-        return [str(error), *faults, *others], None
+        anywhere = [f for f in check(config, discover()) if not f.where.startswith("hardware")]
+        return [str(error), *anywhere, *others], None
     merged = _merged([faults for faults, _ in plans])
     layouts = [layout for _, layout in plans if layout is not None]
     if merged or len(layouts) < len(plans):
         return [*merged, *others], None
     layout = Layout.joined(layouts)
-    faults = [*experience_faults(config, layout), *others]
+    faults: list[Fault | str] = [*experience_faults(config, layout), *others]
     return faults, layout if config.is_resolved and not faults else None
 
 
