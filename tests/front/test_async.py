@@ -17,9 +17,10 @@ import faults
 import gmi_drl
 import killers
 from gmi_drl.gmi import GmiDied
+from gmi_drl.launcher.plan.experience import sizes_of
 from gmi_drl.launcher.start import jobs
-from gmi_drl.placement import Device, Topology, decoupled
-from run_files import metrics
+from gmi_drl.placement import Device, Layout, Topology, decoupled, load_config
+from run_files import metrics, segment_bytes
 from stops import stop
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -72,6 +73,13 @@ def slow(*cases):
 MORTAL = {"agent": bodies_async.MortalAsyncAgent, "trainer": bodies_async.MortalAsyncTrainer}
 
 
+def projected_bytes(folder):
+    """Returns the bytes of a segment as `gmi-drl plan` has them."""
+    layout = Layout.from_json((folder / "layout.json").read_text())
+    agent_class = "gmi_drl.roles:Agent"
+    return sizes_of(load_config(folder / "config.yaml"), layout, agent_class, [])[0]
+
+
 @pytest.mark.parametrize("channels", ["auto", pytest.param("ucc", marks=pytest.mark.slow)])
 def test_one_device_collects_and_the_other_one_trains(tmp_path, channels, learning_curve):
     result = launch(config(tmp_path, experience__channels=channels))
@@ -92,6 +100,8 @@ def test_one_device_collects_and_the_other_one_trains(tmp_path, channels, learni
     assert accounts.sent + accounts.lost + accounts.unsent == accounts.begun
     kept = json.loads((result.folder / "run.json").read_text())["experience"]
     assert kept == accounts.as_json()
+    if channels == "auto":
+        assert segment_bytes(result.folder) == projected_bytes(result.folder)
 
 
 @pytest.mark.slow
@@ -166,6 +176,7 @@ def test_observations_of_bytes_travel_as_bytes_and_may_be_compressed(
     assert (channels["observation"]["dtype"], channels["reward"]["dtype"]) == ("uint8", "float32")
     assert channels["observation"]["shape"] == [64]  # of a stack the newest frame
     assert ("older_frames" in channels) == (stack > 1)
+    assert segment_bytes(result.folder) == projected_bytes(result.folder)
 
 
 @pytest.mark.slow

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+import gmi_drl
 from gmi_drl.cli.main import main
 from gmi_drl.comm.links.host_links import keep
 from gmi_drl.comm.links.links import Link
 from gmi_drl.gmi.usage.processes import HostMemory
+from gmi_drl.launcher.plan.experience import experience_across, sizes_of
 from gmi_drl.launcher.plan.planning import across_hosts, planned
 from gmi_drl.launcher.plan.wiring import wires_of
 from gmi_drl.placement import (
@@ -380,15 +382,62 @@ def test_plan_draws_what_crosses_from_host_to_host(tmp_path, capsys):
     file.write_text(
         "version: 1\nmode: async\nenv: {id: CartPole-v1, num_env: 4}\n"
         f"hardware: {{backend: cpu, cores: [{CORES[0]}]}}\n"
+        "algorithm: {network: [8], horizon: 16}\n"
         "cluster: {address: '10.0.0.1:6379', hosts: 3, trainer_hosts: 1}\n"
     )
     assert main(["plan", str(file), "--no-measure", "--svg", str(picture)]) == 0
     shown = capsys.readouterr().out
     assert "gradients" not in shown
     assert "channels   GMIs 1-2 to GMI 0: experience" in shown
+    words = " ".join(shown.split())
+    assert "2 hosts send to the trainers of 1 host" in words
+    nbytes = 4 * (16 * (STEP + 4) + 16) + 7 * 8
+    assert f"{nbytes / 1e3:.1f} KB, 16 steps of 4 environments" in words
+    assert "34 bytes, 0.339 MB/s for each 10,000 steps/s that these hosts sample" in words
+    found = re.search(r"([\d.]+) KB to each of these hosts, at most ([\d.]+) MB/s for each", words)
+    assert float(found[2]) == pytest.approx(float(found[1]) * 1e3 / 64 * 1e4 / 1e6, rel=0.05)
+    assert main(["plan", str(file), "--no-measure", "--json"]) == 0
+    across = json.loads(capsys.readouterr().out)["experience_across"]
+    assert (across["sampling_hosts"], across["segment_bytes"]) == (2, nbytes)
     assert "3 groups of cores of 3 hosts" in picture.read_text()
     assert main(["plan", str(file), "--no-measure", "--layout", str(tmp_path / "l.yaml")]) == 2
     assert "by cluster.trainer_hosts they differ. Leave it out." in capsys.readouterr().err
+
+
+STEP = 4 * 4 + 4 + 4 + 4  # observation, action, reward, done
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "step", "begin"),
+    [
+        ({"name": "impala"}, STEP + 4, 0),  # with the action's probability
+        ({"name": "impala", "recurrent": {"cell": "gru", "size": 8}}, STEP + 4, 8),  # and a state
+        ({"name": "dqn"}, STEP + 1 + 16, 0),  # with terminated and the next observation
+        ({"name": "dqn", "sampler": "prioritized"}, STEP + 1 + 16 + 4, 0),
+    ],
+)
+def test_the_size_of_a_segment_is_that_of_what_an_algorithm_has_sent(algorithm, step, begin):
+    words = {"mode": "async", "algorithm": {**algorithm, "network": [8], "horizon": 16}}
+    given = load_config({"version": 1, "env": {"id": "CartPole-v1", "num_env": 3}, **words})
+    layout = decoupled(Topology.from_cores([0, 1], 2), 1, 3)
+    segment_bytes, policy_bytes = sizes_of(given, layout, "gmi_drl.roles:Agent", [])
+    assert segment_bytes == 3 * (16 * step + 16 + 4 * begin) + 7 * 8
+    assert policy_bytes > 4 * (4 * 8 + 8 + 8 * 3)
+
+
+class Lone(gmi_drl.DRL_role):
+    def GMI_run(self):
+        return None
+
+
+def test_a_size_that_nobody_can_say_is_not_known():
+    given = config(*APART, "env.adapter=isaacgym", hosts=2, trainer_hosts=1)
+    layout = Layout.joined([decoupled(TWO_CORES, 1, 8, trainer_gpus=0)])
+    across = experience_across(given, layout)
+    assert "isaacgym" in across.unknown
+    assert across.segment_bytes is across.policy_bytes is None
+    assert experience_across(config(*APART), layout) is None
+    assert sizes_of(given, layout, Lone, []) is None
 
 
 @pytest.mark.parametrize("command", [["tune"], ["search"], ["launch", "--seeds", "2"]])

@@ -226,6 +226,7 @@ def plan(
             raise typer.BadParameter("--on projects; leave out --measure, --layout and --svg")
         return _plan_on(config, overrides or [], on, as_json)
 
+    from gmi_drl.launcher.plan.experience import experience_across
     from gmi_drl.launcher.plan.planning import (
         across_hosts,
         backend_reason,
@@ -249,7 +250,8 @@ def plan(
     with importable(folder):
         gmis = planned(resolved, str(config), auto_faults)
     host = gmis if resolved.cluster is None else gmis.of_host(0)  # those that train are alike
-    if layout is not None and resolved.cluster is not None and resolved.cluster.sampling_hosts:
+    crosses = resolved.cluster is not None and resolved.cluster.sampling_hosts > 0
+    if layout is not None and crosses:
         rule = "a layout file says the GMIs of one host, and by cluster.trainer_hosts they differ"
         raise BadPath(f"--layout {layout}: {rule}. Leave it out.")
     if resolved.cluster is not None:
@@ -264,6 +266,7 @@ def plan(
         options = {"trainer": classes[trainers[0].roles[-1]]} if trainers else {}
         reduction = reduction_of(resolved, host, _links(measure), ask_size=True, **options)
         across = across_hosts(resolved, reduction.numel)
+        experience = experience_across(resolved, gmis, classes["agent"]) if crosses else None
     rows = plan_tables.compare_templates(resolved, gmis)
     if layout is not None:
         write_file("--layout", layout, to_yaml(host))
@@ -277,11 +280,14 @@ def plan(
             "templates": [dataclasses.asdict(row) for row in rows],
             "reduction": reduction.as_json(),
             **({} if across is None else {"across_hosts": across.as_json()}),
+            **({} if experience is None else {"experience_across": experience.as_json()}),
         }
         print(json.dumps(answer, indent=1))
         return 0
     plan_tables.print_templates(console, resolved.mode, rows)
     plan_tables.print_reduction(console, reduction, host, across)
+    if experience is not None:
+        plan_tables.print_experience(console, experience)
     plan_tables.print_layout(console, gmis, reduction, reason)
     for label, path in (("layout", layout), ("picture", svg)):
         if path is not None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gmi_drl.comm.links.host_links import HostsReduction
     from gmi_drl.comm.links.links import LinkKey
     from gmi_drl.comm.plan.plan import ReductionPlan
+    from gmi_drl.launcher.plan.experience import ExperienceAcross
 
 
 @dataclass(frozen=True)
@@ -248,6 +249,29 @@ def _rows_across(across: HostsReduction, size: str) -> list[list[str]]:
     text = f"{', '.join(times)}, so {rate:.3g} MB/s from each host for that long; "
     text += f"measured on {day} between {', '.join(between.addresses)}"
     return [*rows, ["links between hosts", text]]
+
+
+def print_experience(console: Console, across: ExperienceAcross) -> None:
+    """Prints what experience crosses from host to host, and what policy comes back."""
+    senders, receivers = (
+        counted(n, "host") for n in (across.sampling_hosts, across.training_hosts)
+    )
+    send = "sends" if across.sampling_hosts == 1 else "send"
+    rows = [["between hosts", f"{senders} {send} to the trainers of {receivers}"]]
+    if across.segment_bytes is None or across.policy_bytes is None:
+        rows.append(["size", f"not known: {across.unknown}"])
+    else:
+        step_bytes = across.segment_bytes / (across.steps * across.num_env)
+        answer_bytes = across.policy_bytes / across.update_samples
+        segment = f"{counted(across.steps, 'step')} of {counted(across.num_env, 'environment')}"
+        rows += [
+            ["a segment", f"{across.segment_bytes / 1e3:,.1f} KB, {segment}"],
+            ["a step", f"{step_bytes:,.0f} bytes, {step_bytes * 1e4 / 1e6:.3g} MB/s for each "
+             "10,000 steps/s that these hosts sample"],
+            ["a policy", f"{across.policy_bytes / 1e3:,.1f} KB to each of these hosts, at most "
+             f"{answer_bytes * 1e4 / 1e6:.3g} MB/s for each 10,000 steps/s that are trained on"],
+        ]  # fmt: skip
+    print_folded(console, "Experience", ["what", "value"], rows)
 
 
 def print_templates(console: Console, mode: str, templates: Sequence[TemplateRow]) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -265,9 +265,8 @@ def reduction_of(
     asks = (several and open_choice) or (ask_size and (several or config.cluster is not None))
     numel, assumption_reason = assumed(config), ""
     with ExitStack() as stack:  # calls in other processes need a runtime
-        if (measures or asks) and not runtime.is_initialized():
-            runtime.init(PRELOAD)
-            stack.callback(runtime.shutdown)
+        if measures or asks:
+            stack.enter_context(runtime_for_calls())
         if asks:
             numel, assumption_reason = asked(config, layout, trainer)
         plan = plan_reduction(
@@ -297,6 +296,19 @@ def across_hosts(config: Config, numel: int) -> HostsReduction | None:
         cluster.training_hosts, numel, near, config.comm.wire,
         trusted=trusted, repeatable=repeatable,
     )  # fmt: skip
+
+
+@contextmanager
+def runtime_for_calls() -> Iterator[None]:
+    """Has a runtime for calls in other processes; one that was there before stays."""
+    if runtime.is_initialized():
+        yield
+        return
+    runtime.init(PRELOAD)
+    try:
+        yield
+    finally:
+        runtime.shutdown()
 
 
 class _Caller:

@@ -1,0 +1,115 @@
+"""Says how large what crosses from host to host is: segments of experience, and policies back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from gmi_drl import runtime
+from gmi_drl.placement import Config, Layout, UpdateSize
+
+from .planning import ask_actor, runtime_for_calls
+
+if TYPE_CHECKING:
+    from gmi_drl.roles import DRL_role
+
+_NUMBER_BYTES: Final = 4  # of float32
+
+
+@dataclass(frozen=True)
+class ExperienceAcross:
+    """Says what hosts that only sample send to those that train, and get back.
+
+    Sizes are of the tensors alone, before compression; None where they are not known, and
+    `unknown` says why.
+    """
+
+    sampling_hosts: int
+    training_hosts: int
+    steps: int  # of a segment
+    num_env: int
+    update_samples: int  # of all trainers, by which there is a version of the policy
+    segment_bytes: int | None
+    policy_bytes: int | None  # of a version, to each host that only samples
+    unknown: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns everything as JSON's types."""
+        return asdict(self)
+
+
+def experience_across(
+    config: Config, layout: Layout, agent: type[DRL_role] | str = "gmi_drl.roles:Agent"
+) -> ExperienceAcross | None:
+    """Returns what crosses between the hosts of a layout; None where no experience does.
+
+    Sizes are asked of `agent`, the class that samples, in a process of its own, for seconds.
+    """
+    cluster = config.cluster
+    if cluster is None or not cluster.sampling_hosts:
+        return None
+    sizes: tuple[int, int] | None = None
+    unknown = f"role {agent} says nothing of it"
+    try:
+        with runtime_for_calls():
+            sizes = ask_actor("segment size", sizes_of, config, layout, agent, list(sys.path))
+    except runtime.ActorRuntimeError as error:
+        unknown = str(error).strip().splitlines()[-1]
+    segment_bytes, policy_bytes = sizes or (None, None)
+    return ExperienceAcross(
+        sampling_hosts=cluster.sampling_hosts,
+        training_hosts=cluster.training_hosts,
+        steps=config.algorithm.horizon,
+        num_env=config.env.num_env,
+        update_samples=UpdateSize.of(config, layout).samples,
+        segment_bytes=segment_bytes,
+        policy_bytes=policy_bytes,
+        unknown="" if sizes else unknown,
+    )
+
+
+def sizes_of(
+    config: Config, layout: Layout, agent: type[DRL_role] | str, path: Sequence[str]
+) -> tuple[int, int] | None:
+    """Builds what an agent acts with; returns the bytes of its segments and of its policy.
+
+    None if they are not known. `path`: where modules are found, before those found here.
+    """
+    sys.path[:0] = [folder for folder in path if folder not in sys.path]
+    import torch
+
+    from gmi_drl.roles.algorithms import with_settings
+    from gmi_drl.roles.evaluators.first_priorities import FirstPriorities
+    from gmi_drl.roles.policies.flat_parameters import FlatParameters, PublishedPolicy
+    from gmi_drl.roles.role.acting import ActingRole
+    from gmi_drl.roles.role.manager import GMI_manager, GmiContext
+    from gmi_drl.roles.role.role import load_role
+    from gmi_drl.roles.samples.codec import SEGMENT_STATS
+
+    role_class, spec = load_role(agent), layout.holding("agent")[0]
+    if not issubclass(role_class, ActingRole):
+        return None
+    GMI_manager.bind(GmiContext(spec.gmi_id, layout, with_settings(config)))
+    try:
+        role = role_class(spec.gmi_id, "+".join(spec.roles), spec.gpu_id)
+        role.build_for_spaces()
+        batch, algorithm = role.batch(1), role.algorithm
+        # As SampleSender sends them: columns of each step, and those of a segment.
+        columns = [batch[name] for name in ("raw_observation", *algorithm.segment_fields)]
+        generator = torch.Generator(batch["reward"].device)
+        priorities = FirstPriorities.wanted(algorithm, batch, generator, role.stacking)
+        if priorities is not None:
+            columns.append(priorities.priorities)
+        env_bytes = sum(column.nbytes for column in columns)
+        env_bytes += role.observed.width * role.observed.dtype.itemsize  # the last observation
+        if batch.sequences is not None:
+            env_bytes += batch.sequences.state.nbytes
+        if batch.frames is not None:
+            env_bytes += batch.frames.older.nbytes
+        stats_bytes = len(SEGMENT_STATS) * torch.float64.itemsize
+        published = PublishedPolicy(FlatParameters(role.policy.network), role.normalizers)
+        return config.env.num_env * env_bytes + stats_bytes, _NUMBER_BYTES * published.numel
+    finally:
+        GMI_manager.bind(None)
