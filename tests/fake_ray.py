@@ -27,6 +27,7 @@ class FakeHost:
 
     address: str
     cpus: float = 1.0
+    gpus: float = 0.0
     versions: dict = field(default_factory=dict)
     clock_off_s: float = 0.0
     is_lost: bool = False
@@ -53,7 +54,7 @@ class FakeHost:
         """What ray.nodes has of it."""
         return {
             "Alive": True, "NodeID": self.address, "NodeManagerAddress": self.address,
-            "NodeManagerHostname": self.address, "Resources": {"CPU": self.cpus},
+            "NodeManagerHostname": self.address, "Resources": {"CPU": self.cpus, "GPU": self.gpus},
         }  # fmt: skip
 
 

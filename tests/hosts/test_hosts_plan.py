@@ -12,6 +12,7 @@ from gmi_drl.cli.main import main
 from gmi_drl.comm.links.host_links import keep
 from gmi_drl.comm.links.links import Link
 from gmi_drl.gmi.usage.processes import HostMemory
+from gmi_drl.launcher.hosts.crossings import Crossings
 from gmi_drl.launcher.plan.experience import experience_across, sizes_of
 from gmi_drl.launcher.plan.planning import across_hosts, planned
 from gmi_drl.launcher.plan.wiring import wires_of
@@ -467,8 +468,41 @@ def test_hosts_of_which_some_have_no_gpu_are_refused():
         planned(config("env.num_env=8", hosts=3), topologies=mixed)
     assert (
         "hardware.backend='auto'; hosts 1 and 2 have no GPU that can be used, and the others "
-        "have. Use cpu, by which all train on their cores, or hosts that are alike."
+        "have. Use cpu, by which all train on their cores, or hosts that are alike; with template "
+        "decoupled, cluster.trainer_hosts can say how many have GPUs and train."
     ) in str(raised.value)
+
+
+def test_hosts_with_gpus_train_for_hosts_that_have_none(tmp_path):
+    hosts, words = [gpus(2), TWO_CORES, TWO_CORES], ("layout.trainer_gpus=2", "env.num_env=8")
+    layout = plan(*words, topologies=hosts, trainer_hosts=1)
+    assert roles_of(layout) == [["trainer", "trainer"], ["agent"], ["agent"]]
+    assert [gmi.backend for gmi in layout.gmis] == ["direct"] * 2 + ["cpu"] * 2
+    crossings = [
+        Crossings(layout, host, f"127.0.0.{2 + host}", private(tmp_path / f"host{host}"))
+        for host in range(3)
+    ]
+    told = [crossing.own for crossing in crossings]
+    for crossing in crossings:
+        crossing.connect(told)
+    assert [[link[:2] for link in crossing.experience] for crossing in crossings] == [
+        [(2, 0), (3, 0), (2, 1), (3, 1)], [(2, 0), (2, 1)], [(3, 0), (3, 1)],
+    ]  # fmt: skip
+    assert [len(crossing.policies_out) for crossing in crossings] == [2, 0, 0]
+    assert [crossing.policies_into is None for crossing in crossings] == [True, False, False]
+
+
+def private(folder):
+    """Makes a private folder."""
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+@pytest.mark.parametrize("gpu_hosts", [1, 3])
+def test_hosts_of_one_kind_are_alike(gpu_hosts):
+    hosts = [gpus(1)] * gpu_hosts + [TWO_CORES] * (4 - gpu_hosts)
+    (fault,) = faults_in("env.num_env=8", topologies=hosts, trainer_hosts=2)
+    assert "no GPU that can be used, and the others have" in fault
 
 
 def test_each_host_has_to_have_the_memory_that_its_gmis_need():

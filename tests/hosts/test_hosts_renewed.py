@@ -47,7 +47,33 @@ def test_gpus_that_a_backend_needs_are_waited_for(hardware, gpus, wanted):
         "cluster": {"address": "10.0.0.1:6379", "hosts": 2},
     }  # fmt: skip
     known = [{"Resources": {"CPU": 4.0, "GPU": float(count)}} for count in gpus]
-    assert clusters._bundle(load_config(given), known).get("GPU") == wanted
+    bundles = clusters._bundles(load_config(given), known)
+    assert [bundle.get("GPU") for bundle in bundles] == [wanted] * 2
+
+
+@pytest.mark.parametrize(
+    ("gpus", "wanted"),
+    [
+        ([0, 0, 0], [None, None, None]),
+        ([0, 8, 0], [8, None, None]),
+        ([4, 8, 2, 0], [8, 2, 2]),
+    ],
+)
+def test_hosts_that_train_have_gpus_although_those_that_sample_have_none(gpus, wanted):
+    given = {
+        "version": 1, "mode": "async", "env": {"id": "CartPole-v1"},
+        "cluster": {"address": "10.0.0.1:6379", "hosts": 3, "trainer_hosts": 1},
+    }  # fmt: skip
+    known = [{"Resources": {"CPU": 4.0, "GPU": float(count)}} for count in gpus]
+    bundles = clusters._bundles(load_config(given), known)
+    assert [bundle.get("GPU") for bundle in bundles] == wanted
+
+
+def test_hosts_with_gpus_are_the_first_ones_and_train(monkeypatch):
+    with three_hosts(monkeypatch, trainer_hosts=1) as (hosts, given):
+        hosts[0].address, hosts[0].gpus = "127.0.0.9", 4.0
+        with clusters.joined(load_config({**given, "mode": "async", "hardware": {}})) as found:
+            assert addresses(found) == ["127.0.0.9", "127.0.0.3", "127.0.0.4"]
 
 
 class Late(Instant):

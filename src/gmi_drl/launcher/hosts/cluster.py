@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 from gmi_drl.gmi.backends.backend import CORE_BACKENDS
 from gmi_drl.gmi.usage.processes import HostMemory
@@ -20,6 +20,8 @@ from .drains import Drains
 from .head import RayHead
 from .messages import BEAT_S, SILENCE_S, HostFacts, HostLost, HostsError, Orders, Report
 from .presence import Presence
+
+Bundle: TypeAlias = Mapping[str, float]  # Ray's resources of one host, by name
 
 _ANSWER_S: Final = 60.0  # for an agent to start, and for its launcher to look at the devices
 _BACK_S: Final = 20.0  # for an agent of a host that may be there again
@@ -60,13 +62,14 @@ class Cluster:
     """The hosts of a launch, by their rank, and what is set aside for it."""
 
     def __init__(
-        self, config: Config, head: RayHead, drains: Drains, group: Any, bundle: Mapping[str, float]
+        self, config: Config, head: RayHead, drains: Drains, group: Any, bundles: Sequence[Bundle]
     ) -> None:
+        """`bundles`: what is set aside in `group` on each host, by place."""
         assert config.cluster is not None
         self._config, self._cluster, self.head = config, config.cluster, head
         self._drains = drains
         self._drained: set[str] = set()  # nodes that are drained, as `newly_drained` has said
-        self._group, self._bundle = group, bundle
+        self._group, self._bundles = group, bundles
         self._agents: dict[int, Any] = {}  # by the place of their bundle
         self.hosts: list[Host] = []
         self._asked: dict[int, Any] = {}  # probes that wait for an answer, by place of a lost host
@@ -79,20 +82,24 @@ class Cluster:
         """Starts an agent at each of these places; _HostUnfit if one does not answer in time."""
         import ray
 
-        actor, sees_gpus = ray.remote(NodeAgent), "GPU" in self._bundle
+        actor = ray.remote(NodeAgent)
         options = {"max_restarts": 0, "max_concurrency": 4}
         self._agents = self.head.ask(
             lambda: {
-                place: actor.options(**options, **self._at(place)).remote(sees_gpus)
+                place: actor.options(**options, **self._at(place)).remote(
+                    "GPU" in self._bundles[place]
+                )
                 for place in places
             }
         )
         self._presence = Presence(self._agents.values())  # one may be there long before another
         try:
-            self.hosts = _describe(self._agents, self._config, self.head, self._drains, within_s)
+            hosts = _describe(self._agents, self._config, self.head, self._drains, within_s)
         except _HostUnfit:
             _check_own_node(self.head)
             raise
+        # Those with GPUs first: where some hosts train for the others, it is they.
+        self.hosts = sorted(hosts, key=lambda host: -self._bundles[host.place].get("GPU", 0))
 
     def hand_over(self) -> list[Host]:
         """Returns the hosts to a caller that talks with their agents from now on."""
@@ -220,8 +227,8 @@ class Cluster:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         return {
-            "num_cpus": self._bundle["CPU"],
-            "num_gpus": self._bundle.get("GPU", 0),
+            "num_cpus": self._bundles[place]["CPU"],
+            "num_gpus": self._bundles[place].get("GPU", 0),
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
                 placement_group=self._group, placement_group_bundle_index=place
             ),
@@ -287,9 +294,9 @@ def joined(config: Config) -> Iterator[Cluster]:
         ) from error
     try:
         head = RayHead(cluster.address)
-        bundle = _bundle(config, head.ask(nodes.hosts))
-        group, drains = _placement_group(cluster, head, bundle), Drains(cluster.address)
-        hosts = Cluster(config, head, drains, group, bundle)
+        bundles = _bundles(config, head.ask(nodes.hosts))
+        group, drains = _placement_group(cluster, head, bundles), Drains(cluster.address)
+        hosts = Cluster(config, head, drains, group, bundles)
         try:
             hosts.start(range(cluster.hosts))
             yield hosts
@@ -318,29 +325,37 @@ def _check_own_node(head: RayHead) -> None:
         )
 
 
-def _bundle(config: Config, nodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns what is set aside on each host: a core for the agent, and the GPUs that are used."""
-    assert config.cluster is not None
+def _bundles(config: Config, nodes: Sequence[Mapping[str, Any]]) -> list[Bundle]:
+    """Returns what is set aside on each host: a core for the agent, and the GPUs that are used.
+
+    Where some hosts only sample, those that train have GPUs although these may have none.
+    """
+    cluster, hardware = config.cluster, config.hardware
+    assert cluster is not None
     gpus = sorted((node["Resources"].get("GPU", 0.0) for node in nodes), reverse=True)
-    least_gpus = gpus[: config.cluster.hosts][-1] if gpus else 0.0
-    hardware = config.hardware
-    if hardware.backend in CORE_BACKENDS or (hardware.backend == "auto" and not least_gpus):
-        return {"CPU": 1}
-    return {"CPU": 1, "GPU": float(hardware.num_gpus or least_gpus or 1)}  # which may come yet
+
+    def bundle(hosts: int) -> Bundle:
+        """Returns what the `hosts` nodes with the most GPUs have, each."""
+        least_gpus = gpus[:hosts][-1] if gpus else 0.0
+        if hardware.backend in CORE_BACKENDS or (hardware.backend == "auto" and not least_gpus):
+            return {"CPU": 1}
+        return {"CPU": 1, "GPU": float(hardware.num_gpus or least_gpus or 1)}  # which may come yet
+
+    training = [bundle(cluster.training_hosts)] * cluster.training_hosts
+    return training + [bundle(cluster.hosts)] * cluster.sampling_hosts
 
 
-def _placement_group(cluster: ClusterConfig, head: RayHead, bundle: Mapping[str, float]) -> Any:
+def _placement_group(cluster: ClusterConfig, head: RayHead, bundles: Sequence[Bundle]) -> Any:
     """Sets a bundle aside on each of the hosts that are wanted, and waits for them."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    bundles = [dict(bundle)] * cluster.hosts
-    group = head.ask(lambda: placement_group(bundles, strategy="STRICT_SPREAD"))
+    group = head.ask(lambda: placement_group([*map(dict, bundles)], strategy="STRICT_SPREAD"))
     deadline_s = time.monotonic() + cluster.wait_s
     try:
         while not group.wait(timeout_seconds=1):
             head.check()
             if time.monotonic() > deadline_s:
-                raise head.ask(lambda: _missing(cluster, bundle))
+                raise head.ask(lambda: _missing(cluster, bundles))
     except BaseException:
         if head.answers():
             with suppress(Exception):
@@ -349,7 +364,7 @@ def _placement_group(cluster: ClusterConfig, head: RayHead, bundle: Mapping[str,
     return group
 
 
-def _missing(cluster: ClusterConfig, bundle: Mapping[str, float]) -> HostsError:
+def _missing(cluster: ClusterConfig, bundles: Sequence[Bundle]) -> HostsError:
     """Says what the hosts that are there lack."""
     from ray._private import state
 
@@ -360,13 +375,17 @@ def _missing(cluster: ClusterConfig, bundle: Mapping[str, float]) -> HostsError:
     for node in nodes.hosts():
         total, free = node["Resources"], by_node.get(node["NodeID"], {})
         amounts = ", ".join(
-            f"{free.get(key, 0.0):g} of {total.get(key, 0.0):g} {key}" for key in bundle
+            f"{free.get(key, 0.0):g} of {total.get(key, 0.0):g} {key}" for key in bundles[0]
         )
         texts.append(f"{node['NodeManagerAddress']} has {amounts} free")
-    needs = " and ".join(f"{amount:g} {key}" for key, amount in bundle.items())
+    wishes = [" and ".join(f"{amount:g} {key}" for key, amount in one.items()) for one in bundles]
+    training, sampling = wishes[0], wishes[-1]
+    needs = f"each wants {training}"
+    if training != sampling:
+        needs = f"each that trains wants {training}, and each that only samples {sampling}"
     return HostsError(
         value=f"cluster.hosts={cluster.hosts}",
-        rule=f"each wants {needs}, and after {cluster.wait_s:g} s the cluster at {cluster.address} "
+        rule=f"{needs}, and after {cluster.wait_s:g} s the cluster at {cluster.address} "
         f"has {counted(len(texts), 'host')}: {'; '.join(texts)}",
         remedy="Add hosts, end what holds them, or lower cluster.hosts.",
     )
@@ -375,7 +394,7 @@ def _missing(cluster: ClusterConfig, bundle: Mapping[str, float]) -> HostsError:
 def _describe(
     by_place: Mapping[int, Any], config: Config, head: RayHead, drains: Drains, within_s: float
 ) -> list[Host]:
-    """Asks all agents for their hosts; returns these sorted by address, which gives the ranks."""
+    """Asks all agents for their hosts; returns these sorted by address."""
     import cloudpickle  # type: ignore[import-untyped]
 
     requests = {place: agent.facts.remote() for place, agent in by_place.items()}

@@ -164,19 +164,28 @@ def _plan(
 
 
 def _unlike_fault(config: Config, hosts: Sequence[Topology]) -> Fault | None:
-    """Tells that some of the hosts have GPUs, and others have none."""
+    """Tells that some of the hosts have GPUs, and others have none.
+
+    None where these are all those that only sample.
+    """
     lacking = [
-        str(host)
+        host
         for host, topology in enumerate(hosts)
         if all(device.kind == "cpu" for device in topology.devices)
     ]
-    if len(lacking) in (0, len(hosts)):
+    training = len(hosts) if config.cluster is None else config.cluster.training_hosts
+    if len(lacking) in (0, len(hosts)) or lacking == [*range(training, len(hosts))]:
         return None
-    subject = f"host {lacking[0]} has" if len(lacking) == 1 else f"hosts {listed(lacking)} have"
+    subject = (
+        f"host {lacking[0]} has"
+        if len(lacking) == 1
+        else f"hosts {listed([*map(str, lacking)])} have"
+    )
     return Fault(
         "hardware.backend", config.hardware.backend,
         f"{subject} no GPU that can be used, and the others have",
-        "Use cpu, by which all train on their cores, or hosts that are alike.",
+        "Use cpu, by which all train on their cores, or hosts that are alike; with template "
+        "decoupled, cluster.trainer_hosts can say how many have GPUs and train.",
     )  # fmt: skip
 
 
