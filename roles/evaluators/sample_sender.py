@@ -14,7 +14,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor
 
 from gmi_drl.comm.errors import LinkClosed, LinkEnded, WaitStopped
 from gmi_drl.comm.experience import (
@@ -37,15 +36,14 @@ from gmi_drl.comm.transports import LinkSpec, create_link
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.optimizers.trained_steps import TrainedSteps
 from gmi_drl.roles.policies.flat_parameters import FlatParameters, PublishedPolicy
-from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.codec import (
     END_FIELD,
     FRAMES_FIELD,
-    PRIORITY_FIELD,
-    SEGMENT_STATS,
     STATE_FIELD,
     STATS_FIELD,
-    dtype_name,
+    older_frames,
+    segment_channels,
+    segment_columns,
 )
 from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.seeds import LOSSES
@@ -146,7 +144,7 @@ class SampleSender:
         batch = self._collector.batch
         if batch.sequences is not None:
             fields[STATE_FIELD] = batch.sequences.state
-        if (frames := _older_frames(batch)) is not None:
+        if (frames := older_frames(batch)) is not None:
             fields[FRAMES_FIELD] = frames
         dispatcher.end(fields)
         self._count("sent", 1)
@@ -155,27 +153,17 @@ class SampleSender:
     def _dispatcher(self, stack: ExitStack) -> Dispatcher:
         """Opens the links to all trainers, which `stack` closes, and returns their dispatcher."""
         context, timeout, settings = self.mgr.context, self.mgr.timeout, self.mgr.config.experience
-        batch, names = self._collector.batch, self._algorithm.segment_fields
-        columns = {"observation": batch["raw_observation"], **{name: batch[name] for name in names}}
+        batch, priorities = self._collector.batch, None
         if self._first_priorities is not None:
-            columns[PRIORITY_FIELD] = self._first_priorities.priorities
+            priorities = self._first_priorities.priorities
+        columns = segment_columns(batch, self._algorithm.segment_fields, priorities)
         steps, num_env = batch["reward"].shape
         self._rows = [{name: column[t] for name, column in columns.items()} for t in range(steps)]
         links = context.wires.out_of(self._gmi_id)
-        observation = self._collector.observation
-        channels = [
-            *(Channel(name, tuple(t.shape[2:]), dtype_name(t)) for name, t in columns.items()),
-            Channel(END_FIELD, tuple(observation.shape), dtype_name(observation), True),
-            Channel(STATS_FIELD, (len(SEGMENT_STATS),), "float64", True),
-        ]
-        if batch.sequences is not None:
-            shape = tuple(batch.sequences.state.shape)
-            channels.append(Channel(STATE_FIELD, shape, "float32", True))
-        if (frames := _older_frames(batch)) is not None:
-            channels.append(Channel(FRAMES_FIELD, tuple(frames.shape), "uint8", True))
-        grouping = self._grouping(tuple(channels), steps, num_env, next(iter(links.values())))
+        channels = segment_channels(batch, columns, self._collector.observation)
+        grouping = self._grouping(channels, steps, num_env, next(iter(links.values())))
         lz4 = frozenset(settings.lz4)
-        schema = Schema(tuple(channels), grouping, steps, num_env, settings.capacity, lz4)
+        schema = Schema(channels, grouping, steps, num_env, settings.capacity, lz4)
         raw, streams = schema.to_bytes(), schema.streams()
         routes = []
         for trainer, link in links.items():
@@ -224,12 +212,6 @@ class SampleSender:
             }
             replace_file(path, json.dumps(record, indent=1))
         return grouping
-
-
-def _older_frames(batch: Batch) -> Tensor | None:
-    """Returns the frames [k - 1, N, F] before a segment, where its observations are stacks."""
-    frames = batch.frames
-    return None if frames is None or not len(frames.older) else frames.older
 
 
 def _read_schema(path: Path, session: str) -> str | None:

@@ -16,6 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from gmi_drl.comm.experience import Channel
 from gmi_drl.comm.shm.pinned import is_pinned
 from gmi_drl.roles.envs.protocol import Stacking
 from gmi_drl.roles.policies.normalize import RunningNormalizer, normalized
@@ -118,6 +119,39 @@ class BatchCodec:
 def sent_columns(policy: Policy, recorded: Sequence[str]) -> list[str]:
     """Returns the columns of a batch that travel, where the receiver completes it."""
     return ["action", *policy.columns, "reward", "done", "raw_observation", *recorded]
+
+
+def segment_columns(
+    batch: Batch, fields: Sequence[str], priorities: Tensor | None
+) -> dict[str, Tensor]:
+    """Returns what agents that send all the time tell of each step, [T, N, ...], by channel."""
+    columns = {"observation": batch["raw_observation"], **{name: batch[name] for name in fields}}
+    return columns if priorities is None else {**columns, PRIORITY_FIELD: priorities}
+
+
+def segment_channels(
+    batch: Batch, columns: Mapping[str, Tensor], observation: Tensor
+) -> tuple[Channel, ...]:
+    """Returns the channels of a segment: its `columns`, and what there is once in it.
+
+    `observation` [N, D] is like the last one, raw.
+    """
+    channels = [
+        *(Channel(name, tuple(c.shape[2:]), dtype_name(c)) for name, c in columns.items()),
+        Channel(END_FIELD, tuple(observation.shape), dtype_name(observation), True),
+        Channel(STATS_FIELD, (len(SEGMENT_STATS),), "float64", True),
+    ]
+    if batch.sequences is not None:
+        channels.append(Channel(STATE_FIELD, tuple(batch.sequences.state.shape), "float32", True))
+    if (frames := older_frames(batch)) is not None:
+        channels.append(Channel(FRAMES_FIELD, tuple(frames.shape), "uint8", True))
+    return tuple(channels)
+
+
+def older_frames(batch: Batch) -> Tensor | None:
+    """Returns the frames [k - 1, N, F] before a segment, where its observations are stacks."""
+    frames = batch.frames
+    return None if frames is None or not len(frames.older) else frames.older
 
 
 def received(

@@ -86,7 +86,7 @@ def sizes_of(
     from gmi_drl.roles.role.acting import ActingRole
     from gmi_drl.roles.role.manager import GMI_manager, GmiContext
     from gmi_drl.roles.role.role import load_role
-    from gmi_drl.roles.samples.codec import SEGMENT_STATS
+    from gmi_drl.roles.samples.codec import STATS_FIELD, segment_channels, segment_columns
 
     role_class, spec = load_role(agent), layout.holding("agent")[0]
     if not issubclass(role_class, ActingRole):
@@ -96,20 +96,16 @@ def sizes_of(
         role = role_class(spec.gmi_id, "+".join(spec.roles), spec.gpu_id)
         role.build_for_spaces()
         batch, algorithm = role.batch(1), role.algorithm
-        # As SampleSender sends them: columns of each step, and those of a segment.
-        columns = [batch[name] for name in ("raw_observation", *algorithm.segment_fields)]
         generator = torch.Generator(batch["reward"].device)
-        priorities = FirstPriorities.wanted(algorithm, batch, generator, role.stacking)
-        if priorities is not None:
-            columns.append(priorities.priorities)
-        env_bytes = sum(column.nbytes for column in columns)
-        env_bytes += role.observed.width * role.observed.dtype.itemsize  # the last observation
-        if batch.sequences is not None:
-            env_bytes += batch.sequences.state.nbytes
-        if batch.frames is not None:
-            env_bytes += batch.frames.older.nbytes
-        stats_bytes = len(SEGMENT_STATS) * torch.float64.itemsize
+        first = FirstPriorities.wanted(algorithm, batch, generator, role.stacking)
+        priorities = None if first is None else first.priorities
+        columns = segment_columns(batch, algorithm.segment_fields, priorities)
+        last = torch.empty(1, role.observed.width, dtype=role.observed.dtype)
+        channels = segment_channels(batch, columns, last)
+        nbytes = {channel.name: channel.nbytes(config.algorithm.horizon, 1) for channel in channels}
+        stats_bytes = nbytes.pop(STATS_FIELD)  # of a segment, and not of each environment
         published = PublishedPolicy(FlatParameters(role.policy.network), role.normalizers)
-        return config.env.num_env * env_bytes + stats_bytes, _NUMBER_BYTES * published.numel
+        segment_bytes = config.env.num_env * sum(nbytes.values()) + stats_bytes
+        return segment_bytes, _NUMBER_BYTES * published.numel
     finally:
         GMI_manager.bind(None)
