@@ -13,12 +13,14 @@ import pytest
 
 from gmi_drl.gmi.backends.backend import BACKENDS, CORE_BACKENDS
 from gmi_drl.launcher import paper_config
-from gmi_drl.placement import Topology, check, layout_of, load_config, simplest
+from gmi_drl.placement import Topology, check, config_of_host, layout_of, load_config, simplest
 from gmi_drl.placement.checks import layout as layout_checks
 from gmi_drl.placement.config.config import BackendName
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+EXAMPLES = sorted(
+    path for folder in ("", "hosts") for path in (ROOT / "examples" / folder).glob("*.yaml")
+)
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
@@ -30,7 +32,8 @@ def test_an_example_can_run_on_two_cores(path):
     if config.env.adapter == "pettingzoo":
         pytest.importorskip(config.env.id.partition(".")[0])
     topology = Topology.from_cores([0, 1], config.hardware.num_gpus or 1)
-    assert check(config, topology) == []
+    for host in range(config.hosts):
+        assert check(config_of_host(config, host), topology) == []
     assert check_env(config.env.id, config.env.adapter, config.env.options) == []
     assert layout_of(simplest(config), topology).gmis
 
