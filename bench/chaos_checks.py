@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from chaos_modes import ON_HOSTS
 from chaos_run import Fault, Run
 from chaos_strikes import Blow, Dealt
 
@@ -56,7 +57,8 @@ def _check_told(run: Run, dealt: Dealt, since: int) -> None:
     """Waits until the launcher has reported the only blow, if it reports blows of this kind."""
     # A search runs a trial again without a message (docs/search.md), a GMI that makes room may have
     # finished its work, and fork servers of other hosts write to the logs there.
-    silent = {"tune": "gmi", "search": "gmi", "resize": ("gmi", "fork"), "hosts": "fork"}
+    silent = {"tune": "gmi", "search": "gmi", "resize": ("gmi", "fork")}
+    silent |= dict.fromkeys(ON_HOSTS, "fork")
     kind = dealt.name.split(".")[0]
     pattern = ""
     if dealt.blow.what == "kill" and kind.startswith(("gmi", "fork")):
@@ -83,7 +85,7 @@ def ended(run: Run, blows: Sequence[Blow]) -> int:
     if iterations != (sorted(set(iterations)) if was_full else expected):
         raise Fault(f"iterations of metrics.jsonl: {iterations}")
     times = [line["time_s"] for line in run.metrics() if "time_s" in line]
-    jumps = any(blow.victim == "clock" for blow in blows) and run.mode == "hosts"
+    jumps = any(blow.victim == "clock" for blow in blows) and run.mode in ON_HOSTS
     if not jumps and (times != sorted(times) or times[-1:] > [run.age_s]):
         raise Fault(f"times of metrics.jsonl, after {run.age_s:.0f} s: {times}")
     for folder in run.checkpoints():
@@ -151,8 +153,9 @@ def _check_lineage(run: Run, last: int, blows: Sequence[Blow]) -> None:
     run.tell(f"  {last} versions, {len(missing)} not recorded")
     # The launcher of a host is a "process". What one lost host has not sent, the others still know.
     ends_host = ("process", "agent", "raylet")
-    lost = [blow for blow in blows if run.mode == "hosts" and blow.victim in ends_host]
-    excused = len(lost) > 1 or any(blow.ends or blow.victim == "disk" for blow in blows)
+    lost = [blow for blow in blows if run.mode in ON_HOSTS and blow.victim in ends_host]
+    others_know = run.mode != "hosts that sample"  # there one host alone trains
+    excused = len(lost) > others_know or any(blow.ends or blow.victim == "disk" for blow in blows)
     if missing and not excused:
         raise Fault(f"versions not recorded: {missing}")
 

@@ -77,7 +77,13 @@ MODES: Final[dict[str, dict[str, Any]]] = {
     "two devices": _TWO_DEVICES,
     "resize": {},  # each strike comes while the layout changes
     "hosts": _TWO_HOSTS,
+    "hosts that sample": _TWO_HOSTS
+    | {
+        "mode": "async", "algorithm": _PPO | {"name": "impala"},
+        "cluster": _TWO_HOSTS["cluster"] | {"trainer_hosts": 1},
+    },
 }  # fmt: skip
+ON_HOSTS: Final = ("hosts", "hosts that sample")
 
 
 def config_of(mode: str, seed: int) -> dict[str, Any]:

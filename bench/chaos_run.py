@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from chaos_modes import config_of
+from chaos_modes import ON_HOSTS, config_of
 from chaos_ray import RayCluster, is_rays, name_of
 
 from gmi_drl.launcher.folder.resize_request import REQUEST, ResizeRequest, make_request
@@ -116,7 +116,7 @@ class Run:
         program = ["-m", "gmi_drl"]
         if self._ray is not None:
             arguments += ["--set", f"cluster.address={self._ray.address}"]
-        elif self.mode == "hosts":
+        elif self.mode in ON_HOSTS:
             program = [str(_HOSTS)]
         self._launches += 1
         with open(self._folder / f"output{self._launches}", "wb") as output:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gmi_drl.placement.config.algorithms import ALGORITHMS, mode_faults
-from gmi_drl.placement.config.config import ClusterConfig, Config
+from gmi_drl.placement.config.config import Config
 from gmi_drl.placement.config.section import AUTO
 from gmi_drl.placement.faults import ABSENT, ConfigError, Fault, closest, counted, listed
 from gmi_drl.placement.layout import Layout, LayoutError
@@ -273,19 +273,14 @@ def _hosts(config: Config, layout: Layout | None) -> Iterator[Fault]:
             "who has sampled first is told by a clock, and each host has its own",
             "Leave it out, or cluster.",
         )  # fmt: skip
-    yield from _trainer_hosts(config, cluster, name)
+    yield from _trainer_hosts(config, name)
 
 
-def _trainer_hosts(config: Config, cluster: ClusterConfig, template: str) -> Iterator[Fault]:
+def _trainer_hosts(config: Config, template: str) -> Iterator[Fault]:
     """Yields why some of the hosts cannot train for all, if it is meant so."""
-    count = cluster.trainer_hosts
+    count = None if config.cluster is None else config.cluster.trainer_hosts
     if count is None:
         return
-    if count > cluster.hosts:
-        yield Fault(
-            "cluster.trainer_hosts", count,
-            f"the run has {counted(cluster.hosts, 'host')}", f"Use {cluster.hosts} or fewer.",
-        )  # fmt: skip
     if config.layout.file is not None:
         yield Fault(
             "cluster.trainer_hosts", count,

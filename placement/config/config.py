@@ -405,7 +405,7 @@ class ClusterConfig(Section):
     trainer_hosts: Int | None = Field(default=None, ge=1)
     """Template `decoupled`: so many hosts, the first by address, hold trainers, on
     `layout.trainer_gpus` devices each; the others only simulate and infer, and send experience to
-    those. `null`: all."""
+    those. `null`, and where there are no more hosts: all."""
     hosts_min: Int = Field(default=1, ge=1, le=4096)
     """With `on_loss: shrink`, the fewest hosts to go on with; at most `hosts`."""
     on_loss: Literal["fail", "shrink", "wait"] = "fail"

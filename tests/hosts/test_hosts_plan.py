@@ -258,7 +258,6 @@ def test_without_hosts_to_ask_both_kinds_are_taken_to_be_as_this_machine():
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["cluster.trainer_hosts=3"], "cluster.trainer_hosts=3; the run has 2 hosts. Use 2 or few"),
         (["cluster.trainer_hosts=0"], "cluster.trainer_hosts=0; must be 1 or more"),
         (["mode=sync", "algorithm={name: ppo}"], "in template tcg_ex each host trains on what it"),
         (["layout={file: layout.yaml}"], "layout.file says the GMIs of one host, and all hosts"),
@@ -275,12 +274,13 @@ def test_some_hosts_train_for_all_in_template_decoupled_alone(overrides, told, t
         assert any(told in str(fault) for fault in tried()), tried()
 
 
-def test_as_many_trainer_hosts_as_hosts_are_all_of_them():
+@pytest.mark.parametrize("count", [2, 3])  # 3: as when the run has lost a host
+def test_as_many_trainer_hosts_as_hosts_or_more_are_all_of_them(count):
     two = Topology.from_cores([0, 1], 2)
     words = ("experience.capacity=3",)
-    layout = plan(*words, topologies=[two] * 2, trainer_hosts=2)
+    layout = plan(*words, topologies=[two] * 2, trainer_hosts=count)
     assert layout == plan(*words, topologies=[two] * 2)
-    (fault,) = faults_in(*words, "layout.trainer_gpus=2", topologies=[two] * 2, trainer_hosts=2)
+    (fault,) = faults_in(*words, "layout.trainer_gpus=2", topologies=[two] * 2, trainer_hosts=count)
     assert "of 2 devices one or more must be left for simulation. Use 1 or fewer" in fault
 
 

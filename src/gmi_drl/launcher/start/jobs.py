@@ -299,10 +299,7 @@ def rehosted_job(
 
     ConfigError where it cannot be.
     """
-    cluster, words = job.config.cluster, [f"cluster.hosts={len(hosts)}"]
-    if cluster is not None and (cluster.trainer_hosts or 0) > len(hosts):
-        words.append(f"cluster.trainer_hosts={len(hosts)}")
-    resolved = load_config(job.config.model_dump(mode="json"), words)
+    resolved = load_config(job.config.model_dump(mode="json"), [f"cluster.hosts={len(hosts)}"])
     with importable(job.role_folder):
         layout = planned(resolved, "hosts", **_host_resources(hosts))
     return _next_job(job, layout, resolved, classes_of(resolved, layout, roles))
