@@ -51,14 +51,13 @@ def test_agents_of_one_host_feed_the_trainer_of_another_and_either_may_die(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("channels", ["mcc", "auto"])
-def test_replays_are_fed_by_agents_of_other_hosts(tmp_path, channels):
+def test_replays_are_fed_by_agents_of_other_hosts(tmp_path):
     hosts = [FakeHost(f"127.0.0.{number}") for number in (2, 3, 4)]
     result = launched(
         tmp_path, hosts=hosts, cluster=ONE_TRAINS,
         **SAMPLING
         | {
-            "experience": {"channels": channels, "capacity": 3, "batch_segments": 2},
+            "experience": {"channels": "auto", "capacity": 3, "batch_segments": 2},
             "algorithm": {
                 "name": "dqn", "network": [16], "horizon": 8, "batch_size": 32,
                 "replay_start": 150, "replay_capacity": 500, "updates_per_row": 0.25,
