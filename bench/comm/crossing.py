@@ -15,9 +15,9 @@ agents on the trainer's own host do the same by rings and its board. By default 
 254 ms, an iteration of examples/paper/ant.yaml on an H100, or a tenth of that; an update takes as
 long as k agents need for a segment, or less.
 
-The bare rate is that of one link without sleeps, by turns beside a plain socket, where nothing is
-encrypted or waited for, and where Ray is installed beside an actor of a raylet on the other
-host, which returns such a segment as an array from each call, three calls in flight.
+The bare rate is that of one link without sleeps, in turns with a plain socket, where nothing is
+encrypted or waited for; and then, where Ray is installed, in turns with an actor of a raylet on the
+other host, which returns such a segment as an array from each call, three calls in flight.
 
 Rows:
     1+2/1048576B/100us/254ms/1       what the trainer of two agents keeps of the segments a second
@@ -74,6 +74,7 @@ from gmi_drl.comm.transports import (
 SEGMENT_BYTES = 1 << 20
 POLICY_BYTES = 276_000  # of Ant
 IN_FLIGHT = 3  # experience.capacity
+WARM_UP = 2  # segments of each agent that do not count, in each round
 STREAMS = [StreamSpec(SEGMENT_BYTES, IN_FLIGHT)]
 TIMEOUT = timedelta(seconds=60)
 PRELOAD = [
@@ -126,16 +127,16 @@ class Trainer:
         for writer in self.writers.values():
             writer.publish(0, self.policy)
 
-    def run(self, way: str, segments: int, warm_up: int, update_s: float) -> tuple[float, float]:
-        """Trains on so many segments of each agent, and before on some that do not count.
+    def run(self, way: str, segments: int, update_s: float) -> tuple[float, float]:
+        """Trains on so many segments of each agent, and on those that do not count before.
 
         Returns segments a second, and how many versions behind they were on average.
         """
         receivers, writer = self.receivers[way], self.writers[way]
         arrived: collections.deque[Any] = collections.deque()
         lags, begun_s = [], 0.0
-        for count in range((warm_up + segments) * len(receivers)):
-            if count == warm_up * len(receivers):
+        for count in range((WARM_UP + segments) * len(receivers)):
+            if count == WARM_UP * len(receivers):
                 begun_s = time.monotonic()
                 lags.clear()
             while True:
@@ -358,10 +359,10 @@ def measure_training(
                 for _ in range(options.rounds):
                     for way, samples in rounds.items():
                         calls = [
-                            one.run.remote(segments + IN_FLIGHT, rollout_s, rollout_s * i / agents)
+                            one.run.remote(WARM_UP + segments, rollout_s, rollout_s * i / agents)
                             for i, one in enumerate(agents_of[way])
                         ]
-                        trained = trainer.run.remote(way, segments, IN_FLIGHT, update_s)
+                        trained = trainer.run.remote(way, segments, update_s)
                         samples.append(runtime.get([trained, *calls], timeout=300)[0])
                         runtime.get(runtime.wait(carried, num_returns=len(carried), timeout=0)[0])
                 emit_training(agents, delay_us, rollout_s, factor, rounds, segments, options)
@@ -413,8 +414,6 @@ def ray_cluster(network: Network, token: dict[str, str]) -> Iterator[str]:
 def measure_bare(delay_us: int, options: argparse.Namespace) -> None:
     """Emits the rate of a link beside those of a socket and of Ray."""
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    has_ray = options.ray and importlib.util.find_spec("ray") is not None
-    rates: dict[str, list[float]] = {"link": [], "socket": []}
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         network = stack.enter_context(Network(2, delay_us / 1e6))
@@ -423,33 +422,34 @@ def measure_bare(delay_us: int, options: argparse.Namespace) -> None:
         source = actor(Source, other, sending, network.addresses[0])
         sink = actor(Sink, trains, receiving, network.addresses[0], env=token)
         stack.callback(runtime.kill, [source, sink])
-        port = runtime.get(sink.port.remote(), timeout=60)
-        if has_ray:
-            rates["ray"] = []
+        emit_rates(delay_us, "socket", source, sink, options)
+        if options.ray and importlib.util.find_spec("ray") is not None:
             address = stack.enter_context(ray_cluster(network, token))
             runtime.get(sink.join_ray.remote(address, network.addresses[1]), timeout=60)
             stack.callback(lambda: runtime.get(sink.leave_ray.remote(), timeout=60))
-        for _ in range(options.rounds + 1):
-            for way, samples in rates.items():
-                calls = [getattr(sink, f"receive_{way}").remote(options.bare_segments)]
-                if way != "ray":
-                    send = getattr(source, f"send_{way}")
-                    calls.append(send.remote(options.bare_segments, port))
-                samples.append(runtime.get(calls, timeout=300)[0])
-    for peer in [way for way in rates if way != "link"]:
-        row = emit_pairs(
-            "crossing", f"bare/{SEGMENT_BYTES}B/{delay_us}us/{peer}", "MB/s",
-            rates["link"][1:], rates[peer][1:], segments=options.bare_segments,
-            ratio_spread=spread_of_ratio(rates["link"][1:], rates[peer][1:]),
-            conditions=options.conditions,
-        )  # fmt: skip
-        say(f"{row['name']}: {row['value']} beside {row['peer']} MB/s, {row['ratio']:.2f}")
+            emit_rates(delay_us, "ray", source, sink, options)
 
 
-def spread_of_ratio(ours: list[float], peers: list[float]) -> list[float]:
-    """Returns the lowest and the highest ratio within a round."""
+def emit_rates(
+    delay_us: int, peer: str, source: Any, sink: Any, options: argparse.Namespace
+) -> None:
+    """Emits the rate of the link beside that of a peer, which take turns."""
+    port, count = runtime.get(sink.port.remote(), timeout=60), options.bare_segments
+    rates: dict[str, list[float]] = {"link": [], peer: []}
+    for _ in range(options.rounds + 1):
+        for way, samples in rates.items():
+            calls = [getattr(sink, f"receive_{way}").remote(count)]
+            if way != "ray":
+                calls.append(getattr(source, f"send_{way}").remote(count, port))
+            samples.append(runtime.get(calls, timeout=300)[0])
+    ours, peers = (samples[1:] for samples in rates.values())
     ratios = [one / other for one, other in zip(ours, peers, strict=True)]
-    return [round(min(ratios), 3), round(max(ratios), 3)]
+    row = emit_pairs(
+        "crossing", f"bare/{SEGMENT_BYTES}B/{delay_us}us/{peer}", "MB/s", ours, peers,
+        segments=count, ratio_spread=[round(min(ratios), 3), round(max(ratios), 3)],
+        conditions=options.conditions,
+    )  # fmt: skip
+    say(f"{row['name']}: {row['value']} beside {row['peer']} MB/s, {row['ratio']:.2f}")
 
 
 def main() -> None:
@@ -467,7 +467,7 @@ def main() -> None:
         "--factors", type=fractions, default=[1.0, 1.25], help="rollouts over k updates"
     )
     parser.add_argument("--bare-delays-us", type=numbers, default=[0, 100])
-    parser.add_argument("--bare-segments", type=int, default=200, help="in each round")
+    parser.add_argument("--bare-segments", type=int, default=100, help="in each round")
     parser.add_argument("--ray", type=int, default=1, help="0: no row of Ray")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--round-s", type=float, default=2.0, help="sleeps of an agent in a round")
