@@ -155,10 +155,6 @@ class Ring(Link):
     kind = "ring"
 
 
-class Ipc(Link):
-    kind = "ipc"
-
-
 class Tcp(Link):
     kind = "tcp"
 
@@ -279,7 +275,7 @@ class ZmqCopy(Carrier):
 
 
 CARRIERS: dict[str, type[Carrier]] = {
-    "ring": Ring, "ipc": Ipc, "tcp": Tcp, "mp_queue": Queue, "torch_queue": TorchQueue,
+    "ring": Ring, "tcp": Tcp, "mp_queue": Queue, "torch_queue": TorchQueue,
     "zmq_copy": ZmqCopy,
 }  # fmt: skip
 

@@ -12,11 +12,11 @@ segment is checked. The copy is the same tensors copied in and out once, in one 
 
 Rows, segments a second, ratio = ours over the peer's:
     ring/agents3/mcc/ucc     MCC beside UCC over the shared-memory ring, three agents; also joined/
-                             and chosen/; ipc and tcp are ZeroMQ, tcp with CURVE keys
+                             and chosen/; tcp is ZeroMQ with CURVE keys
     ring/agents3/chosen/mcc  the chosen grouping beside MCC; also /joined
     ring/agents3/mcc/copy    beside the floor (below 1: how far from it); also the others
 
-    bench/comm/channels.py --kinds ring,ipc,tcp --agents 1,3
+    bench/comm/channels.py --kinds ring,tcp --agents 1,3
 """
 
 from __future__ import annotations
@@ -237,9 +237,7 @@ def report(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument(
-        "--kinds", type=lambda text: text.split(","), default=["ring", "ipc", "tcp"]
-    )
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=["ring", "tcp"])
     parser.add_argument("--agents", type=lambda t: [int(n) for n in t.split(",")], default=[1, 3])
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--num-env", type=int, default=256)

@@ -14,7 +14,7 @@ contestants in turns, round after round. What arrives is compared with what was 
 The plain copy is one process's, of the same tensors, message by message.
 
 Rows, in microseconds a horizon; ratio = peer's time over ours:
-    mcc/ring/mp_queue    ours over the peer: ring, ipc, tcp (with CURVE) against copy (below 1: how
+    mcc/ring/mp_queue    ours over the peer: ring, tcp (with CURVE) against copy (below 1: how
                          far from it), mp_queue, torch_queue, zmq_copy (plain ipc, send_multipart)
                          and ray (objects of its store, if it is installed)
     3to1/horizon/ring/mp_queue     three producers, one consumer, horizons of all of them
@@ -46,7 +46,7 @@ CHANNELS = {"observation": 60, "action": 8, "reward": 1, "done": 1, "log_prob": 
 NUM_ENV = 256
 STEPS = 16
 MODES = ("ucc", "step", "mcc", "horizon")
-OURS = ("ring", "ipc", "tcp")
+OURS = ("ring", "tcp")
 Result = dict[str, float]
 
 

@@ -25,12 +25,12 @@ __all__ = [
 def create_link(
     source: str, target: str, *, directory: Path | None = None, gpu: bool = False,
     doorbell: DoorbellSpec | None = None,
-    kind: Literal["ring", "cuda", "ipc", "tcp"] | None = None,
+    kind: Literal["ring", "cuda", "tcp"] | None = None,
 ) -> LinkSpec:  # fmt: skip
     """Makes a link from `source` to `target` on this host, named as errors shall name them.
 
     The launcher makes it and gives it to the processes at both ends. `directory` is the run's
-    private folder (mode 0700), which links with sockets need. `gpu`: both ends use one GPU, or one
+    private folder (mode 0700), which a tcp link needs. `gpu`: both ends use one GPU, or one
     MIG instance, and may share memory. `doorbell` is that of the receiving process, if it has
     several links. `kind` overrules the choice. Between hosts `OwnEnds` makes them.
     """
@@ -39,8 +39,8 @@ def create_link(
         return create_ring(source, target, doorbell)
     if kind == "cuda":
         return create_cuda(source, target, doorbell)
-    if kind not in ("ipc", "tcp"):
-        raise ValueError(f"kind {kind!r}: a link is one of ring, cuda, ipc, tcp. Use one of them.")
+    if kind != "tcp":
+        raise ValueError(f"kind {kind!r}: a link is one of ring, cuda, tcp. Use one of them.")
     if directory is None:
-        raise ValueError(f"a {kind} link needs a private folder: pass directory=.")
-    return create_zmq(source, target, directory, kind)
+        raise ValueError("a tcp link needs a private folder: pass directory=.")
+    return create_zmq(source, target, directory)

@@ -38,7 +38,7 @@ class OwnEnds:
         """Keeps a port for the receiver of a link from another host."""
         keys = CurveKeys(self._public, self._secret, b"", b"")
         self._receivers[source, target] = create_zmq(
-            source, target, self._directory, "tcp", address=self._address, keys=keys
+            source, target, self._directory, self._address, keys
         )
 
     @property
@@ -50,7 +50,6 @@ class OwnEnds:
     def receiver(self, source: str, target: str, sender: PublicEnds) -> LinkSpec:
         """Returns the link for the receiver's end, which lets in the host of its sender alone."""
         spec = self._receivers[source, target]
-        assert spec.keys is not None
         return replace(spec, keys=replace(spec.keys, client_public=sender.key))
 
     def sender(self, source: str, target: str, receiver: PublicEnds) -> LinkSpec:

@@ -1,4 +1,4 @@
-"""A ZeroMQ link is a socket in a private folder inside a host, and tcp between hosts.
+"""A ZeroMQ link joins processes of two hosts by tcp, encrypted and authenticated.
 
 The receiver listens, a ROUTER; the sender connects, a DEALER. A sender's slots are memory of its
 own, and a slot is free again when the receiver has told it that the packet was released: the same
@@ -15,7 +15,7 @@ back-pressure as in shared memory. What is not released can be sent again.
 - Numbers of a new incarnation begin at 0. What the one before had sent whole is still given; the
   rest is lost with its memory. Incarnations are counted in files of the folder, one each, made
   exclusively; the receiver refuses a lower one than it knows.
-- tcp: CURVE with keys that the launcher has made. The sender knows the receiver's public key, and
+- CURVE with keys that the launcher has made. The sender knows the receiver's public key, and
   the receiver accepts the sender's public key alone: it is libzmq's authenticator (ZAP) itself, and
   answers whenever it looks for packets, so that no thread is needed. Payloads are covered by that.
   Keys travel in the LinkSpec, and are not shown in its text; the secret of an end on another host
@@ -35,7 +35,7 @@ import secrets
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from gmi_drl.comm.errors import LinkError, MailboxError
 from gmi_drl.comm.mailbox.files import check_private
@@ -82,7 +82,7 @@ class ZmqSpec(LinkSpec):
     link: int
     directory: Path
     endpoint: str
-    keys: CurveKeys | None = field(repr=False)
+    keys: CurveKeys = field(repr=False)
     _port: _Port | None = field(default=None, repr=False, compare=False)
 
     def _ends(self) -> tuple[type[Sender], type[Receiver]]:
@@ -96,23 +96,19 @@ class ZmqSpec(LinkSpec):
 
 
 def create_zmq(
-    source: str, target: str, directory: Path, kind: Literal["ipc", "tcp"],
-    address: str = "127.0.0.1", keys: CurveKeys | None = None,
+    source: str, target: str, directory: Path, address: str = "127.0.0.1",
+    keys: CurveKeys | None = None,
 ) -> ZmqSpec:  # fmt: skip
-    """Makes a link over a socket in `directory` (ipc), or at an address (tcp, with CURVE).
+    """Makes a link whose receiver listens at an address of this host.
 
-    `keys`: those of a tcp link; None: keys for this link alone.
+    `directory` is private, on this host. `keys`: None for keys for this link alone.
     """
     _check_folder(directory)
-    link = secrets.randbits(32)
-    if kind == "ipc":
-        endpoint = f"ipc://{directory / f'l{link:08x}'}"
-        return ZmqSpec(kind, source, target, link, directory, endpoint=endpoint, keys=None)
+    link, port = secrets.randbits(32), _Port(address)
     keys = keys or CurveKeys(*key_pair(), *key_pair())
-    port = _Port(address)
     host = f"[{address}]" if ":" in address else address
     endpoint = f"tcp://{host}:{port.number}"
-    return ZmqSpec(kind, source, target, link, directory, endpoint=endpoint, keys=keys, _port=port)
+    return ZmqSpec("tcp", source, target, link, directory, endpoint=endpoint, keys=keys, _port=port)
 
 
 def key_pair() -> tuple[bytes, bytes]:

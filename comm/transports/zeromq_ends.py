@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import secrets
-import socket
 import time
 import zlib
 from collections.abc import Sequence
@@ -38,9 +37,8 @@ def _configure(sock: zmq.Socket[bytes], spec: ZmqSpec) -> None:
     # Before `bind`, which copies it: a connection lost just before `close` ends by the copy, and
     # by libzmq's default waits for ever to write to nobody. One that stands ends by close's own.
     sock.linger = 0
-    if spec.kind == "tcp":
-        sock.ipv6 = "[" in spec.endpoint
-        sock.heartbeat_ivl, sock.heartbeat_timeout = _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS
+    sock.ipv6 = "[" in spec.endpoint
+    sock.heartbeat_ivl, sock.heartbeat_timeout = _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS
 
 
 class _SocketStream:
@@ -82,10 +80,10 @@ class ZmqSender(Sender):
         self._welcome = False
         self._socket = self._context.socket(zmq.DEALER)
         _configure(self._socket, self._spec)
-        if keys := self._spec.keys:
-            self._socket.curve_serverkey = keys.server_public
-            self._socket.curve_publickey = keys.client_public
-            self._socket.curve_secretkey = keys.client_secret
+        keys = self._spec.keys
+        self._socket.curve_serverkey = keys.server_public
+        self._socket.curve_publickey = keys.client_public
+        self._socket.curve_secretkey = keys.client_secret
         self._handshakes = ConnectionMonitor(self._socket)
         self._socket.connect(self._spec.endpoint)
         firsts = [next(iter(stream.busy), stream.next) for stream in self._streams]
@@ -168,8 +166,6 @@ class ZmqSender(Sender):
             return "it is connected."
         if not monitor.reached:
             return f"it does not listen at {spec.endpoint}; is it running?"
-        if not spec.keys:
-            return "something listens there that does not answer."
         reason = monitor.failed or "it was broken off before its end"
         return (
             f"something listens at {spec.endpoint}, but the CURVE handshake did not succeed: "
@@ -188,11 +184,10 @@ class ZmqSender(Sender):
                     self._tell(ControlMessage(control.BYE))
                     bye_socket = self._socket
                 monitor = self._handshakes
-                # A sender that was let in once, or needs no key, is let in by the receiver's
-                # successor too: a handshake that failed has met a receiver that was dying.
-                wrong_keys = self._spec.keys and monitor.failed
+                # A sender that was let in once is let in by the receiver's successor too: a
+                # handshake that failed has met a receiver that was dying.
                 is_known = self._was_let_in or (
-                    not wrong_keys and (monitor.reached or any(s.busy for s in self._streams))
+                    not monitor.failed and (monitor.reached or any(s.busy for s in self._streams))
                 )
                 left_s = begin_s + (_GOODBYE_S if is_known else _GLANCE_S) - time.monotonic()
                 if left_s <= 0:
@@ -239,14 +234,10 @@ class ZmqReceiver(Receiver):
 
     def _listen(self) -> None:
         spec = self._spec
-        self._authenticator: Authenticator | None = None
         self._socket = router = self._context.socket(zmq.ROUTER)
         _configure(router, spec)
-        if spec.keys:
-            self._authenticator = Authenticator(self._context, {spec.keys.client_public})
-            self._authenticator.guard(router, spec.keys.server_public, spec.keys.server_secret)
-        else:
-            self._check_free(spec.endpoint.removeprefix("ipc://"))
+        self._authenticator = Authenticator(self._context, {spec.keys.client_public})
+        self._authenticator.guard(router, spec.keys.server_public, spec.keys.server_secret)
         self._handshakes = ConnectionMonitor(router)
         try:
             router.bind(spec.endpoint)
@@ -255,18 +246,6 @@ class ZmqReceiver(Receiver):
                 f"{spec.name}: its receiver cannot listen at {spec.endpoint} ({error.strerror}). "
                 "A link has one receiver, on the host that the address belongs to."
             ) from error
-
-    def _check_free(self, path: str) -> None:
-        """Raises LinkError if somebody listens: libzmq would take the place of it."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            try:
-                probe.connect(path)
-            except OSError:
-                return
-        raise LinkError(
-            f"{self._spec.name}: its receiver is open already, at {path}. A link has one "
-            "receiver; a new one takes over when that process is gone."
-        )
 
     @property
     def refused(self) -> int:
@@ -277,8 +256,7 @@ class ZmqReceiver(Receiver):
         return self._schema is not None
 
     def sockets(self) -> list[Any]:
-        authenticator = [self._authenticator.socket] if self._authenticator else []
-        return [self._socket, *authenticator, self._handshakes.socket]
+        return [self._socket, self._authenticator.socket, self._handshakes.socket]
 
     def ready(self) -> bool:
         self._look()
@@ -312,8 +290,7 @@ class ZmqReceiver(Receiver):
             self._tell(ControlMessage(control.END))
         self._handshakes.close()
         self._socket.close(_LINGER_MS)
-        if self._authenticator:
-            self._authenticator.socket.close(0)
+        self._authenticator.socket.close(0)
         self._context.term()
 
     def _look(self) -> None:
@@ -321,8 +298,7 @@ class ZmqReceiver(Receiver):
         if self._closed:
             raise self._closed_here()
         self._handshakes.look()
-        if self._authenticator:
-            self._authenticator.answer()
+        self._authenticator.answer()
         while self._socket.poll(0):
             peer, *frames = self._socket.recv_multipart(copy=False)
             try:
@@ -399,7 +375,7 @@ class ZmqReceiver(Receiver):
         monitor = self._handshakes
         if not monitor.reached:
             return f"nobody has connected to {self._spec.endpoint}; is it running?"
-        if monitor.failed and self._spec.keys:
+        if monitor.failed:
             return (
                 f"somebody connects, but the CURVE handshake does not succeed: {monitor.failed}. "
                 "Both ends need the LinkSpec of the same run."

@@ -268,7 +268,7 @@ def test_real_processes_killed_at_random_moments_lose_nothing_and_train_on_nothi
 
 def test_over_sockets_a_trainer_killed_at_random_moments_loses_nothing_either(tmp_path):
     tmp_path.chmod(0o700)
-    where = {"kind": "ipc", "directory": tmp_path}
+    where = {"kind": "tcp", "directory": tmp_path}
     assert killed_at_random(2, 1, "mcc", victims=("trainer",), **where) > 2
 
 

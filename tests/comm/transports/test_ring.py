@@ -31,7 +31,7 @@ def link():
 
 
 def test_a_kind_of_link_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="kind 'rings': a link is one of ring, cuda, ipc, tcp"):
+    with pytest.raises(ValueError, match="kind 'rings': a link is one of ring, cuda, tcp"):
         create_link("gmi 0", "gmi 1", kind="rings")
 
 

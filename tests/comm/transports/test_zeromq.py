@@ -1,5 +1,6 @@
 """Links over ZeroMQ: the same as in shared memory, keys, and connections that are lost."""
 
+import contextlib
 import dataclasses
 import pickle
 import socket
@@ -27,9 +28,9 @@ LONG = timedelta(seconds=20)
 STREAMS = [StreamSpec(100_000, 2), StreamSpec(8, 3)]
 
 
-@pytest.fixture(params=["ipc", "tcp"])
-def link(request, tmp_path):
-    return new(tmp_path, request.param)
+@pytest.fixture
+def link(tmp_path):
+    return new(tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -44,9 +45,9 @@ def anew(monkeypatch):
     monkeypatch.setattr(zeromq, "is_alive", lambda pid, started: False)
 
 
-def new(folder, kind="tcp"):
+def new(folder):
     folder.chmod(0o700)
-    return create_link("gmi 0, GPU 0", "gmi 3, GPU 1", directory=folder, kind=kind)
+    return create_link("gmi 0, GPU 0", "gmi 3, GPU 1", directory=folder, kind="tcp")
 
 
 def send(sender, stream, value, nbytes=8):
@@ -194,15 +195,21 @@ def test_a_sender_that_closes_waits_for_who_replaces_a_receiver_that_died_in_the
 ):
     monkeypatch.setattr(zeromq_ends, "_GOODBYE_S", 20.0)
     monkeypatch.setattr(zeromq_ends, "_GLANCE_S", 0.05)
-    link = new(tmp_path, "ipc")
-    with socket.socket(socket.AF_UNIX) as dying:
-        dying.bind(link.endpoint.removeprefix("ipc://"))
+    link = new(tmp_path)
+    sender = link.sender(b"", STREAMS, LONG)
+    with link.receiver(LONG) as receiver:
+        meet(sender, receiver)
+        receiver._tell = lambda note: None  # it is killed, and says nothing
+    send(sender, 1, 5)
+    with socket.socket() as dying:
+        dying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        dying.bind(("127.0.0.1", int(link.endpoint.rpartition(":")[2])))
         dying.listen()
-        sender = link.sender(b"", STREAMS, LONG)
-        send(sender, 1, 5)
-        dying.accept()[0].close()
+        dying.setblocking(False)
         while not sender._handshakes.failed:
             sender.under_way(1)  # it looks at what became of its connection
+            with contextlib.suppress(BlockingIOError):
+                dying.accept()[0].close()
     closer = threading.Thread(target=sender.close)
     closer.start()
     closer.join(0.5)
@@ -296,12 +303,15 @@ def test_a_wrong_key_is_refused_and_both_ends_say_so(tmp_path, whose):
 
 def test_who_has_no_key_at_all_is_not_heard(tmp_path):
     link = new(tmp_path)
-    bare = dataclasses.replace(link, keys=None)
-    with bare.sender(b"", [StreamSpec(8, 1)]) as sender, link.receiver(SHORT) as receiver:
-        with pytest.raises(LinkTimeout):
-            assert receiver.schema
-        assert not sender._welcome
-        assert not wait_any([receiver], SHORT)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as bare:
+        bare.linger = 0
+        with link.receiver(timedelta(seconds=1)) as receiver:
+            bare.connect(link.endpoint)
+            bare.send(b"hello")
+            with pytest.raises(LinkTimeout):
+                assert receiver.schema
+            assert receiver.refused > 0
+            assert not wait_any([receiver], SHORT)
 
 
 def test_tcp_listens_on_this_host_alone_at_the_port_that_was_kept_for_it(tmp_path):
