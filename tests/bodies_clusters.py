@@ -9,6 +9,7 @@ with its input; hosts are where they are said to be, the head first.
 import ctypes
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -42,6 +43,13 @@ class Waiter(gmi_drl.DRL_role):
         while not runtime.stop_requested():
             time.sleep(0.05)  # between two looks
         return self.GMI_id
+
+
+class FileLimit(gmi_drl.DRL_role):
+    """Tells how many descriptors its process may have."""
+
+    def GMI_run(self):
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 class LateDeath(gmi_drl.DRL_role):

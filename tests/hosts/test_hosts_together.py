@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import resource
 import signal
 import time
 from collections import Counter
@@ -87,6 +88,17 @@ def test_hosts_whose_network_is_trusted_train_with_a_port_of_gloo_each(tmp_path,
     assert metrics(result.folder)[-1]["refused"] == 0
     told = "".join(capfd.readouterr())
     assert re.search(r"2 hosts combine \d+ KiB in .*; measured: one step .* ms, gloo .* ms", told)
+
+
+@pytest.mark.slow
+def test_gmis_of_hosts_may_have_as_many_descriptors_as_the_system_allows(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))  # as shells do
+    try:
+        result = launched(tmp_path, roles={"trainer": "bodies_clusters:FileLimit"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert list(result.gmis) == [min(hard, 65_536)] * 2
 
 
 @pytest.mark.slow

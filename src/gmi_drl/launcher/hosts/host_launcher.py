@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import resource
 import signal
 import socket
 import sys
@@ -55,6 +56,7 @@ _POLL: Final = timedelta(milliseconds=50)
 _REPORT_S: Final = 0.2
 _LEAVE_S: Final = 15.0  # to end in, when nobody is there any more
 _SHARED_S: Final = 10.0  # for the run's folder to appear
+_MOST_FILES: Final = 65_536  # descriptors of a process: more than any needs, and few enough to scan
 
 
 class _Driver:
@@ -129,6 +131,7 @@ def main() -> None:
         Connection(os.dup(0), writable=False), Connection(int(sys.argv[1]), readable=False)
     )
     os.set_inheritable(int(sys.argv[1]), False)
+    _raise_file_limit()
     with terminate_as_interrupt():
         try:
             config: Config | None = driver.next()
@@ -148,6 +151,16 @@ def main() -> None:
             driver.over()
             if runtime.is_initialized():
                 runtime.shutdown()
+
+
+def _raise_file_limit() -> None:
+    """Lets this process and its GMIs have as many descriptors as the system allows.
+
+    An end of a link between hosts has ten, and a trainer an end for each agent; shells allow 1,024.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
 
 
 def _run(part: HostPart, driver: _Driver) -> None:
