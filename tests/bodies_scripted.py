@@ -22,6 +22,8 @@ CORE = min(os.sched_getaffinity(0))
 class Instant(NodeAgent):
     """An agent that starts no launcher, and knows the devices at once."""
 
+    topology = Topology.from_cores([CORE])
+
     def __init__(self, devices):
         pass
 
@@ -29,7 +31,7 @@ class Instant(NodeAgent):
         pass
 
     def talk(self, orders):
-        return Report(topology=Topology.from_cores([CORE]), memory=host_memory())
+        return Report(topology=self.topology, memory=host_memory())
 
     def end(self):
         pass
@@ -89,12 +91,14 @@ class Scripted(Instant):
         if self.part is None:
             return super().talk(orders)
         host = self.part.host
-        report = Report(endpoint=Endpoint(1, self.part.addresses[host], 1, f"key {host}"))
+        gmis = self.part.layout.on_host(host)
+        gmi_ids, report = [gmi.gmi_id for gmi in gmis], Report()
+        if any("trainer" in gmi.roles for gmi in gmis):
+            report.endpoint = Endpoint(1, self.part.addresses[host], 1, f"key {host}")
         if self.part.addresses[host] in self.broken:
             report.error = HostsError("its GPU is broken")
-        (gmi,) = self.part.layout.on_host(host)
         row = {"lives": 1, "set_up": 2}
-        report.rows = {gmi.gmi_id: tuple(row.get(name, 0) for name in COUNTERS)}
+        report.rows = dict.fromkeys(gmi_ids, tuple(row.get(name, 0) for name in COUNTERS))
         self.iteration += 1
         if not self.broken.intersection(self.part.addresses) and host == 0:
             record = {
@@ -106,12 +110,12 @@ class Scripted(Instant):
         if (orders.stop or orders.heir is not None) and not self.is_done:
             self.is_done = True
             answer = {"iteration": self.iteration, "steps": self.iteration, "stopped": True}
-            report.results = [{gmi.gmi_id: answer}]
+            report.results = [dict.fromkeys(gmi_ids, answer)]
         if self.part.addresses[host] in self.killed:
             self.killed.remove(self.part.addresses[host])
             return Report(ended="its launcher was killed by SIGKILL")
         if orders.calls == ("close",) and self.closes:
-            report.results.append({gmi.gmi_id: []})
+            report.results.append({gmi_id: [] for gmi_id in gmi_ids})
         return report
 
 

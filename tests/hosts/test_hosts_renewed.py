@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 
+import fake_cores
 import gmi_drl
 from bodies_scripted import (
     Gang,
@@ -26,7 +27,7 @@ from gmi_drl.launcher.hosts.cluster_watch import ClusterWatch
 from gmi_drl.launcher.hosts.gang import HostsGang
 from gmi_drl.launcher.hosts.messages import HostLost, Report
 from gmi_drl.launcher.watch import watchdog
-from gmi_drl.placement import load_config
+from gmi_drl.placement import Topology, load_config
 from gmi_drl.roles.state.request import is_requested
 
 
@@ -276,6 +277,43 @@ def test_a_run_goes_on_over_losses_and_with_hosts_that_come_back(tmp_path, monke
     assert losses.trained == [3, 1, 1, 2]
     assert result.state == "stopped"
     assert json.loads((result.folder / "run.json").read_text())["epoch"] == 5
+
+
+class Grows(gmi_drl.Callback):
+    """Has two of three hosts be lost, and come back; notes what each gang's config says of them."""
+
+    def __init__(self, hosts):
+        self.hosts, self.trained = hosts, []
+
+    def on_start(self, run):
+        self.run = run
+
+    def on_iteration(self, iteration, metrics):
+        if iteration > 1:
+            return
+        cluster = load_config(self.run.folder / "config.yaml").cluster
+        self.trained.append((cluster.hosts, cluster.training_hosts))
+        _, second, third = self.hosts
+        if len(self.trained) == 1:
+            third.is_lost, second.lost_at = True, "facts"
+        elif len(self.trained) == 2:
+            second.is_lost, second.lost_at, third.is_lost = False, "", False
+        else:
+            self.run.request_stop("it is enough")
+
+
+def test_as_many_hosts_train_for_the_others_again_when_lost_ones_are_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(clusters, "SILENCE_S", 1.0)
+    cores = fake_cores.install(2, monkeypatch.setattr)
+    monkeypatch.setattr(Scripted, "topology", Topology.from_cores(cores, 2))
+    with three_hosts(monkeypatch, agent=Scripted, on_loss="shrink", trainer_hosts=2) as (
+        hosts,
+        config,
+    ):
+        config = {**config, "mode": "async", "hardware": {"backend": "cpu", "num_gpus": 2}}
+        grows = Grows(hosts)
+        launched(config, tmp_path, grows)
+    assert grows.trained == [(3, 2), (1, 1), (3, 2)]
 
 
 class Killed(gmi_drl.Callback):
