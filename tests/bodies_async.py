@@ -1,12 +1,15 @@
 """Roles of the modes async and serving that are killed where a test's script says."""
 
 import os
+import time
 
 import torch
 
 import faults
 import gmi_drl.roles
+from bodies_tasks import until
 from gmi_drl.roles.evaluators.sample_sender import SampleSender
+from gmi_drl.roles.seeds import EVALUATION
 from hooked import Hooked, after
 
 
@@ -30,6 +33,7 @@ class _Leaving:
 
     def GMI_run(self, **params):
         result = super().GMI_run(**params)
+        (faults.folder() / f"left{self.GMI_id}").touch()
         faults.strike(self.GMI_id, "left", 0)
         return result
 
@@ -98,7 +102,20 @@ class TellingAgent(gmi_drl.roles.Agent):
 
 
 class MortalAsyncTrainer(_Leaving, Hooked, gmi_drl.roles.Trainer):
-    """Passes points of an iteration; every iteration it begins is a line in a file."""
+    """Passes points of an iteration; every iteration it begins is a line in a file.
+
+    "evaluate" is when all agents, which are to be MortalAsyncAgents, have left.
+    """
+
+    def make_env(self, num_env=None, seed=0):
+        if seed == EVALUATION:
+            agents = [gmi.gmi_id for gmi in self.mgr.layout.holding("agent")]
+            until(
+                lambda: all((faults.folder() / f"left{agent}").exists() for agent in agents),
+                within_s=60,
+            )
+            self.strike("evaluate")
+        return super().make_env(num_env, seed)
 
     def strike(self, at):
         faults.strike(self.GMI_id, at, self.optimizer._iteration)

@@ -325,6 +325,14 @@ class AsyncSampleRounds:
         if self._writer is not None:
             self._writer.finish()
         self._group.barrier()  # whoever waits for agents to end must know they were told
+        # Else the process before this one has counted, and agents of other hosts are gone.
+        if not any(mgr.tally[mgr.GMI_id, fate] for fate in FATES):
+            self._count_the_last()
+        self._group.barrier()  # a trainer that is killed later has counted
+
+    def _count_the_last(self) -> None:
+        """Takes what agents send until they end, and writes down what became of all segments."""
+        mgr = self._mgr
         deadline_s = perf_counter() + mgr.timeout.total_seconds()
         try:
             while self._batcher.next(
@@ -336,7 +344,6 @@ class AsyncSampleRounds:
         counts = self._counts()
         for fate in FATES:
             mgr.tally[mgr.GMI_id, fate] = getattr(counts, fate)
-        self._group.barrier()  # a trainer that is killed later has counted
 
     def outcome(self) -> dict[str, Any]:
         tally, gmi_id = self._mgr.tally, self._mgr.GMI_id

@@ -25,7 +25,7 @@ ONE_TRAINS = {"trainer_hosts": 1}
 
 @pytest.mark.slow
 def test_agents_of_one_host_feed_the_trainer_of_another_and_either_may_die(tmp_path, monkeypatch):
-    moments = [(1, "segment", 6), (0, "agreed", 12), (1, "sent", 3)]
+    moments = [(1, "segment", 6), (0, "agreed", 12), (1, "sent", 3), (0, "evaluate", 40)]
     faults.script(monkeypatch, tmp_path / "faults", *moments)
     mortal = {
         "agent": "bodies_async:MortalAsyncAgent",
