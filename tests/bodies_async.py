@@ -88,6 +88,17 @@ class MortalAsyncAgent(_Leaving, gmi_drl.roles.Agent):
         return _MortalSender(self, env)
 
 
+class NeverSetUp(gmi_drl.roles.Agent):
+    """As GMI 2, says that it has begun to set up, and never ends that."""
+
+    def make_env(self, num_env=None, seed=0):
+        if self.GMI_id == 2:
+            (self.mgr.context.folder / "begun").touch()
+            while True:
+                time.sleep(1)  # until it is killed
+        return super().make_env(num_env, seed)
+
+
 class TellingAgent(gmi_drl.roles.Agent):
     """Writes what its environments show first, and a number of torch's own, into the run's folder.
 

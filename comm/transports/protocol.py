@@ -135,6 +135,9 @@ class Sender(LinkEnd):
     def under_way(self, stream: int) -> int:
         """Counts the packets of a stream that were sent and are not released."""
 
+    def give_up(self) -> None:
+        """Has `close` wait for nobody, where the receiver is lost or reads no more."""
+
     def _ended_there(self) -> LinkEnded:
         spec = self._spec
         return LinkEnded(f"{spec.name}: {spec.target} has closed it and receives nothing more")

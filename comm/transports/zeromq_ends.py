@@ -172,6 +172,9 @@ class ZmqSender(Sender):
             f"{reason}. Both ends need the LinkSpec of the same run."
         )
 
+    def give_up(self) -> None:
+        self._ended = True  # as if the receiver had closed
+
     def close(self) -> None:
         if self._closed:
             return

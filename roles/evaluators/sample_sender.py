@@ -32,7 +32,7 @@ from gmi_drl.comm.experience import (
     ucc,
 )
 from gmi_drl.comm.shm.board import BoardReader
-from gmi_drl.comm.transports import LinkSpec, create_link
+from gmi_drl.comm.transports import LinkSpec, Sender, create_link
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.optimizers.trained_steps import TrainedSteps
 from gmi_drl.roles.policies.flat_parameters import FlatParameters, PublishedPolicy
@@ -168,11 +168,17 @@ class SampleSender:
         routes = []
         for trainer, link in links.items():
             sender = stack.enter_context(link.sender(raw, streams, timeout))
+            stack.callback(self._give_up_if_lost, sender)
             sender.pin(context.device)
             near = self.mgr.layout.gmi(trainer).gpu_id == context.spec.gpu_id
             routes.append(Route(sender, trainer, near, link.target))
         migrator = Migrator(routes, timeout=timeout, stop=self._is_over)
         return Dispatcher(schema, Compressor(schema, migrator))
+
+    def _give_up_if_lost(self, sender: Sender) -> None:
+        """Has a link's end wait for no trainer, where some are lost and the others read no more."""
+        if self.mgr.is_bereft:
+            sender.give_up()
 
     def _grouping(
         self, channels: tuple[Channel, ...], steps: int, num_env: int, link: LinkSpec

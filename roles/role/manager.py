@@ -294,12 +294,14 @@ class GMI_manager:
 
         To be called when the environments are made and were reset, and before another GMI is waited
         for by `timeout`; again after GroupReformed, so that the new process gets the time it needs.
-        SetUpTimeout names a GMI that takes a quarter of an hour. Returns at once outside a run.
+        SetUpTimeout names a GMI that takes a quarter of an hour. Returns at once outside a run, and
+        when peers are lost for good: `is_bereft`.
         """
         context = self.context
         if context.tally is not None:
             readiness.say(context.tally, self.GMI_id)
-            readiness.wait_for_all(context.tally, [gmi.gmi_id for gmi in context.layout.gmis])
+            gmi_ids = [gmi.gmi_id for gmi in context.layout.gmis]
+            readiness.wait_for_all(context.tally, gmi_ids, stop=lambda: self.is_bereft)
             beat("")  # what comes next says so itself
 
     def begin_set_up(self) -> None:

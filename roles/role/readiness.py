@@ -44,14 +44,22 @@ def take_back(tally: Tally, gmi_id: int) -> None:
     tally[gmi_id, "set_up"] = 0
 
 
-def wait_for_all(tally: Tally, gmi_ids: Sequence[int], timeout: timedelta = _PATIENCE) -> None:
+def wait_for_all(
+    tally: Tally,
+    gmi_ids: Sequence[int],
+    timeout: timedelta = _PATIENCE,
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
     """Returns when all of `gmi_ids` are set up; SetUpTimeout names one that is not in time.
 
-    Each has `timeout` from now, and from the beginning of each process that takes its place.
+    Each has `timeout` from now, and from the beginning of each process that takes its place. The
+    wait also ends when `stop` says True.
     """
     deadline = HeartbeatDeadline(timeout, heartbeats_in(tally))
     with waiting:
         while late := [gmi_id for gmi_id in gmi_ids if not is_set_up(tally, gmi_id)]:
+            if stop():
+                return
             gmi_id, left_s = deadline.first(late)
             if left_s <= 0:
                 raise SetUpTimeout(gmi_id, timeout.total_seconds())

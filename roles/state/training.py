@@ -88,12 +88,12 @@ class Training:
             self._mgr.await_set_up()
             self._began = perf_counter()
             while True:
+                if self._mgr.is_bereft:  # of a whole device or host, perhaps while it set up
+                    return self._leave_state()
                 try:
                     beat("start")
                     return self._train() | self._outcome()
                 except GroupReformed:
-                    if self._mgr.is_bereft:  # of a whole host
-                        return self._leave_state()
                     self._mgr.await_set_up()  # the new one makes its environments again
                 except GroupFinished as finished:  # this GMI died between the end and its answer
                     result: dict[str, Any] = json.loads(finished.outcome)

@@ -211,8 +211,8 @@ DQN = {
 IMPALA = {"name": "impala", "network": [16], "horizon": 16}
 
 
-def goes_on(folder, address, on_loss, lose, **config):
-    """Trains for 100 iterations on two hosts, of which `lose` takes one; checks that none is lost.
+def goes_on(folder, address, on_loss, lose, *, cluster=(), **config):
+    """Trains on two hosts, of which `lose` takes one; checks that no iteration is lost.
 
     Returns the metrics, and the manifest of the last checkpoint.
     """
@@ -220,7 +220,7 @@ def goes_on(folder, address, on_loss, lose, **config):
         "folder": str(folder), "total_steps": 100 * 2 * 8 * 16, "log": [], "eval_episodes": 0,
         "checkpoint_every": 1000,
     }  # fmt: skip
-    cluster = {"address": address, "hosts": 2, "on_loss": on_loss}
+    cluster = {"address": address, "hosts": 2, "on_loss": on_loss, **dict(cluster)}
     program = started(run=run, cluster=cluster, **config)
     try:
         until(lambda: len(metrics(folder)) >= 10, within_s=300)
@@ -269,16 +269,29 @@ def test_a_run_goes_on_on_as_many_hosts_when_an_agent_of_ray_is_killed(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_goes_on_without_a_host_whose_raylet_is_killed(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("gmis_left", "config"),
+    [
+        pytest.param(1, PPO, id="ppo"),
+        pytest.param(
+            2, {**APART, "algorithm": IMPALA, "cluster": {"trainer_hosts": 1}}, id="sampling alone"
+        ),
+    ],
+)
+def test_a_run_goes_on_without_a_host_whose_raylet_is_killed(
+    tmp_path, monkeypatch, gmis_left, config
+):
     pytest.importorskip("ray")
+    if len(CORES) < gmis_left:
+        pytest.skip("agent and trainer of a host need a core each")
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
     with cluster(2) as (address, hosts_program, _):
         _, last = goes_on(
             tmp_path, address, "shrink",
-            lambda: print("raylet", file=hosts_program.stdin, flush=True), **PPO,
+            lambda: print("raylet", file=hosts_program.stdin, flush=True), **config,
         )  # fmt: skip
-    assert len(last["gmis"]) == 1
+    assert len(last["gmis"]) == gmis_left
 
 
 @pytest.mark.slow

@@ -2,12 +2,14 @@
 
 import os
 import re
+import threading
 from collections import Counter
 
 import pytest
 
 import faults
 import gmi_drl
+from bodies_tasks import until
 from fake_ray import FakeHost
 from host_launches import CORES, Intruder, launched, ports
 from run_files import metrics
@@ -124,6 +126,34 @@ def test_a_run_goes_on_without_a_host_that_sampled_or_trained(tmp_path, lost):
     )
     assert lines[-1]["steps"] == len(lines) * SAMPLES
     assert result.experience.add_up
+
+
+class LostAtTheStart(gmi_drl.Callback):
+    """Loses a host as soon as its agent sets up."""
+
+    def __init__(self, host):
+        self._host = host
+
+    def on_start(self, run):
+        def lose():
+            begun = run.folder / "begun"
+            until(lambda: begun.exists(), within_s=100)
+            self._host.is_lost = True
+
+        threading.Thread(target=lose).start()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_without_a_host_that_is_lost_before_it_has_sampled(tmp_path):
+    hosts = [FakeHost(f"127.0.0.{number}") for number in (2, 3, 4)]
+    result = launched(
+        tmp_path, hosts=hosts, on_loss="shrink", cluster={**ONE_TRAINS, "hosts_min": 2},
+        callbacks=[LostAtTheStart(hosts[2])], roles={"agent": "bodies_async:NeverSetUp"},
+        **SAMPLING, comm={"timeout_s": 600}, run={"total_steps": 10 * SAMPLES},
+    )  # fmt: skip
+    assert result.state == "finished"
+    assert len(result.gmis) == 2
+    assert len(metrics(result.folder)) == 10
 
 
 class Ports(Intruder):

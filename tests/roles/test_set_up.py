@@ -29,6 +29,10 @@ def test_one_that_is_late_is_named(tally):
     readiness.wait_for_all(tally, (0, 1), SOON)
 
 
+def test_one_that_is_lost_for_good_is_not_waited_for(tally):
+    readiness.wait_for_all(tally, (0, 1), stop=lambda: True)
+
+
 def test_a_new_process_is_not_set_up_until_it_says_so(tally):
     readiness.say(tally, 0)
     assert readiness.is_set_up(tally, 0)

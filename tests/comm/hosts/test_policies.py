@@ -83,7 +83,7 @@ def test_the_actor_in_the_place_of_a_killed_sender_goes_on_with_the_newest(link,
     sender.join(LONG.total_seconds())
     receiver.join(LONG.total_seconds())
     assert reader.finished()
-    killed._ended = True  # as nobody would answer its goodbye
+    killed.give_up()
     killed.close()
 
 

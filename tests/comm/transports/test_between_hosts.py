@@ -85,6 +85,21 @@ def test_who_is_not_of_the_sending_host_is_refused_and_counted(two, tmp_path):
         sender._streams[0].busy.clear()  # close would wait for it
 
 
+def test_a_sender_whose_receiver_is_lost_waits_for_nobody(two, monkeypatch):
+    monkeypatch.setattr(zeromq_ends, "_GOODBYE_S", 600.0)
+    trainers, agents = two
+    receiving = trainers.receiver(*NAMES, agents.public)
+    with receiving.receiver(LONG) as receiver:
+        sender = agents.sender(*NAMES, trainers.public).sender(b"", STREAMS)
+        while not receiver.connected():
+            wait_any([receiver], SHORT)
+        while not sender._was_let_in:
+            sender.under_way(0)  # takes in the welcome
+        sender.send(sender.reserve(0), 8, sequence=0, step=0, policy_version=0)
+        sender.give_up()
+        sender.close()
+
+
 def test_a_link_that_nobody_listens_for_is_an_error(two):
     _, agents = two
     nothing = PublicEnds(b"key", {})
