@@ -22,8 +22,9 @@ back-pressure as in shared memory. What is not released can be sent again.
   never leaves that host (between_hosts.py).
 
 No thread of ours runs: each end works when its methods are called, libzmq's own thread does the
-rest. `close` of a sender waits some seconds for the receiver to say that it has everything, also
-for one that is just being replaced; if that receiver is killed afterwards, what it has is lost.
+rest, and one of pyzmq's lets go of packets that were sent. `close` of a sender waits some seconds
+for the receiver to say that it has everything, also for one that is just being replaced; if that
+receiver is killed afterwards, what it has is lost.
 """
 
 from __future__ import annotations

@@ -54,7 +54,11 @@ class _SocketStream:
 
 
 class ZmqSender(Sender):
-    """See protocol.Sender. `memory` of a slot is this process's, and copied by `send`."""
+    """See protocol.Sender. `memory` of a slot is this process's, where libzmq reads it.
+
+    A slot that was released is written again, perhaps while its packet is sent once more by a new
+    connection: the receiver has had that one, and drops it by its number.
+    """
 
     _spec: ZmqSpec
 
@@ -120,7 +124,7 @@ class ZmqSender(Sender):
         state.next = number + 1
         state.busy[number] = slot, frames
         if self._welcome:
-            self._socket.send_multipart(frames)
+            self._socket.send_multipart(frames, copy=False)
 
     def under_way(self, stream: int) -> int:
         self._look()
@@ -150,7 +154,7 @@ class ZmqSender(Sender):
                 self._welcome = self._was_let_in = True
                 for stream in self._streams:
                     for _, frames in stream.busy.values():
-                        self._socket.send_multipart(frames)
+                        self._socket.send_multipart(frames, copy=False)
         if self._refused is not None:
             raise self._refused
         if lost and not self._ended:
