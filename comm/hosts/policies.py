@@ -9,7 +9,7 @@ place goes on with the newest version. Nothing here imports torch, as the launch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
 from typing import Final
 
@@ -31,9 +31,12 @@ class PolicySender:
 
     def run(self) -> None:
         """Sends until the board is finished."""
-        with ThreadPoolExecutor(len(self._links)) as pool:
-            for sent in [pool.submit(self._send, link) for link in self._links]:
+        pool = ThreadPoolExecutor(len(self._links))
+        try:
+            for sent in as_completed([pool.submit(self._send, link) for link in self._links]):
                 sent.result()
+        finally:  # after an error the others go on until this process is ended
+            pool.shutdown(wait=False)
 
     def _send(self, link: LinkSpec) -> None:
         import torch
