@@ -66,10 +66,12 @@ _OF_TODAY = [page for page in PAGES if page.name != "CHANGELOG.md"]  # that name
 
 
 def is_there(name):
-    """Tells whether something of ours can be imported by this name."""
+    """Tells whether something of ours can be imported by this name, perhaps where Ray is."""
     try:
         pkgutil.resolve_name(name)
-    except (ImportError, AttributeError):
+    except ImportError as error:
+        return error.name == "ray"
+    except AttributeError:
         return False
     return True
 
