@@ -1,6 +1,7 @@
 """What the repository promises: its examples run, its pages match the code, its links lead on."""
 
 import ast
+import importlib.util
 import os
 import pkgutil
 import re
@@ -69,11 +70,18 @@ def is_there(name):
     """Tells whether something of ours can be imported by this name, perhaps where Ray is."""
     try:
         pkgutil.resolve_name(name)
-    except ImportError as error:
-        return error.name == "ray"
-    except AttributeError:
-        return False
+    except (ImportError, AttributeError):
+        above = name.rpartition(".")[0]
+        return is_package(above) and importlib.util.find_spec(name) is not None
     return True
+
+
+def is_package(name):
+    """Tells whether a package can be imported by this name."""
+    try:
+        return hasattr(importlib.import_module(name), "__path__")
+    except ImportError:
+        return False
 
 
 @pytest.mark.parametrize("page", _OF_TODAY, ids=lambda path: path.name)
