@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+import fake_ray
 import faults
 import gmi_drl
 from bodies_tasks import until
@@ -140,6 +141,13 @@ def test_a_run_goes_on_without_a_host_that_sampled_or_trained(tmp_path, lost):
     )
     assert lines[-1]["steps"] == len(lines) * SAMPLES
     assert result.experience.add_up
+    more = lines[-1]["steps"] + 3 * SAMPLES
+    left = [FakeHost(host.address) for host in hosts if not host.is_lost]
+    with fake_ray.cluster(*left) as address:
+        words = [f"run.total_steps={more}", f"cluster.address={address}"]
+        resumed = gmi_drl.launch(resume=result.folder, overrides=words, view="plain")
+    assert resumed.state == "finished"
+    assert metrics(result.folder)[-1]["steps"] == more
 
 
 class LostAtTheStart(gmi_drl.Callback):
