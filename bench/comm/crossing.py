@@ -63,8 +63,8 @@ from gmi_drl.comm.hosts.policies import PolicyReceiver, PolicySender
 from gmi_drl.comm.shm.board import BoardSpec, create_board
 from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.comm.transports import (
+    CrossHostLinks,
     LinkSpec,
-    OwnEnds,
     StreamSpec,
     create_doorbell,
     create_link,
@@ -299,7 +299,7 @@ class Hosts:
         for host, address in enumerate(network.addresses):
             directory = Path(folder) / f"host{host}"
             directory.mkdir(mode=0o700)
-            self._own.append(OwnEnds(address, directory))
+            self._own.append(CrossHostLinks(address, directory))
 
     def link(self, source: int, target: int, *ends: str) -> tuple[LinkSpec, LinkSpec]:
         """Returns a link between two hosts, for its sender and for its receiver."""
@@ -308,7 +308,7 @@ class Hosts:
         listening.join()
         sending, receiving = self._own[source], self._own[target]
         return (
-            sending.sender(*ends, receiving.public), receiving.receiver(*ends, sending.public)
+            sending.sender(*ends, receiving.peer_info), receiving.receiver(*ends, sending.peer_info)
         )  # fmt: skip
 
     def _listen(self, target: int, *ends: str) -> None:

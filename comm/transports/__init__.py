@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from .between_hosts import OwnEnds, PublicEnds
+from .between_hosts import CrossHostLinks, PeerInfo
 from .cuda_ipc import create_cuda
 from .doorbell import DoorbellSpec, create_doorbell
 from .packet import Packet, PacketHeader, PacketSlot
@@ -17,8 +17,19 @@ from .ring import create_ring
 from .zeromq import create_zmq
 
 __all__ = [
-    "DoorbellSpec", "LinkSpec", "OwnEnds", "Packet", "PacketHeader", "PacketSlot", "PublicEnds",
-    "Receiver", "Sender", "StreamSpec", "create_doorbell", "create_link", "wait_any",
+    "CrossHostLinks",
+    "DoorbellSpec",
+    "LinkSpec",
+    "Packet",
+    "PacketHeader",
+    "PacketSlot",
+    "PeerInfo",
+    "Receiver",
+    "Sender",
+    "StreamSpec",
+    "create_doorbell",
+    "create_link",
+    "wait_any",
 ]  # fmt: skip
 
 
@@ -32,7 +43,7 @@ def create_link(
     The launcher makes it and gives it to the processes at both ends. `directory` is the run's
     private folder (mode 0700), which a tcp link needs. `gpu`: both ends use one GPU, or one
     MIG instance, and may share memory. `doorbell` is that of the receiving process, if it has
-    several links. `kind` overrules the choice. Between hosts `OwnEnds` makes them.
+    several links. `kind` overrules the choice. Between hosts `CrossHostLinks` makes them.
     """
     kind = kind or ("cuda" if gpu else "ring")
     if kind == "ring":

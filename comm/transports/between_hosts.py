@@ -18,14 +18,14 @@ from .zeromq import CurveKeys, ZmqSpec, create_zmq, key_pair
 
 
 @dataclass(frozen=True)
-class PublicEnds:
+class PeerInfo:
     """Says what other hosts need to know of the ends on one host; none of it is secret."""
 
     key: bytes  # its public CURVE key, Z85
     listening: Mapping[tuple[str, str], tuple[int, str]]  # source, target: number, endpoint
 
 
-class OwnEnds:
+class CrossHostLinks:
     """Makes the ends on this host of its links with other hosts."""
 
     def __init__(self, address: str, directory: Path) -> None:
@@ -42,17 +42,17 @@ class OwnEnds:
         )
 
     @property
-    def public(self) -> PublicEnds:
+    def peer_info(self) -> PeerInfo:
         """Returns what the other hosts need to know."""
         listening = {names: (spec.link, spec.endpoint) for names, spec in self._receivers.items()}
-        return PublicEnds(self._public, listening)
+        return PeerInfo(self._public, listening)
 
-    def receiver(self, source: str, target: str, sender: PublicEnds) -> LinkSpec:
+    def receiver(self, source: str, target: str, sender: PeerInfo) -> LinkSpec:
         """Returns the link for the receiver's end, which lets in the host of its sender alone."""
         spec = self._receivers[source, target]
         return replace(spec, keys=replace(spec.keys, client_public=sender.key))
 
-    def sender(self, source: str, target: str, receiver: PublicEnds) -> LinkSpec:
+    def sender(self, source: str, target: str, receiver: PeerInfo) -> LinkSpec:
         """Returns the link for the sender's end; LinkError if nobody listens for it."""
         if (source, target) not in receiver.listening:
             raise LinkError(

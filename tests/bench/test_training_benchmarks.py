@@ -192,7 +192,7 @@ def test_a_kept_cell_that_was_stopped_goes_on_and_trains_nothing_twice(tmp_path)
     while not list(runs.glob("*/checkpoints/*/manifest.json")):
         assert program.poll() is None
         assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two looks
     program.terminate()
     assert program.wait(60) == 143
     assert not (tmp_path / "results").exists()

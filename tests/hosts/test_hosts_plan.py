@@ -482,7 +482,7 @@ def test_hosts_with_gpus_train_for_hosts_that_have_none(tmp_path):
         Crossings(layout, host, f"127.0.0.{2 + host}", private(tmp_path / f"host{host}"))
         for host in range(3)
     ]
-    told = [crossing.own for crossing in crossings]
+    told = [crossing.peer_info for crossing in crossings]
     for crossing in crossings:
         crossing.connect(told)
     assert [[link[:2] for link in crossing.experience] for crossing in crossings] == [

@@ -26,6 +26,7 @@ from gmi_drl.launcher.hosts import drains
 from gmi_drl.launcher.hosts.cluster_watch import ClusterWatch
 from gmi_drl.launcher.hosts.gang import HostsGang
 from gmi_drl.launcher.hosts.messages import HostLost, Report
+from gmi_drl.launcher.hosts.placement_group import bundles_of
 from gmi_drl.launcher.watch import watchdog
 from gmi_drl.placement import Topology, load_config
 from gmi_drl.roles.state.request import is_requested
@@ -48,7 +49,7 @@ def test_gpus_that_a_backend_needs_are_waited_for(hardware, gpus, wanted):
         "cluster": {"address": "10.0.0.1:6379", "hosts": 2},
     }  # fmt: skip
     known = [{"Resources": {"CPU": 4.0, "GPU": float(count)}} for count in gpus]
-    bundles = clusters._bundles(load_config(given), known)
+    bundles = bundles_of(load_config(given), known)
     assert [bundle.get("GPU") for bundle in bundles] == [wanted] * 2
 
 
@@ -66,7 +67,7 @@ def test_hosts_that_train_have_gpus_although_those_that_sample_have_none(gpus, w
         "cluster": {"address": "10.0.0.1:6379", "hosts": 3, "trainer_hosts": 1},
     }  # fmt: skip
     known = [{"Resources": {"CPU": 4.0, "GPU": float(count)}} for count in gpus]
-    bundles = clusters._bundles(load_config(given), known)
+    bundles = bundles_of(load_config(given), known)
     assert [bundle.get("GPU") for bundle in bundles] == wanted
 
 

@@ -9,7 +9,7 @@ import torch
 from gmi_drl.comm.hosts.policies import PolicyReceiver, PolicySender
 from gmi_drl.comm.shm.board import create_board
 from gmi_drl.comm.shm.tally import create_tally
-from gmi_drl.comm.transports import OwnEnds, StreamSpec
+from gmi_drl.comm.transports import CrossHostLinks, StreamSpec
 
 LONG = timedelta(seconds=20)
 NAMES = ("the policies of host 0", "host 1")
@@ -22,12 +22,12 @@ def link(tmp_path):
     for number in (0, 1):
         folder = tmp_path / f"host{number}"
         folder.mkdir(mode=0o700)
-        made.append(OwnEnds(f"127.0.0.{2 + number}", folder))
+        made.append(CrossHostLinks(f"127.0.0.{2 + number}", folder))
     trainers, agents = made
     agents.listen(*NAMES)
     return (
-        trainers.sender(*NAMES, agents.public),
-        agents.receiver(*NAMES, trainers.public),
+        trainers.sender(*NAMES, agents.peer_info),
+        agents.receiver(*NAMES, trainers.peer_info),
     )
 
 

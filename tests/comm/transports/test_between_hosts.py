@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gmi_drl.comm.errors import LinkError
-from gmi_drl.comm.transports import OwnEnds, PublicEnds, StreamSpec, wait_any, zeromq_ends
+from gmi_drl.comm.transports import CrossHostLinks, PeerInfo, StreamSpec, wait_any, zeromq_ends
 
 NAMES = ("gmi 3, device 0, host 1", "gmi 0, device 0, host 0")
 SHORT, LONG = timedelta(milliseconds=80), timedelta(seconds=20)
@@ -24,7 +24,7 @@ def short_goodbyes(monkeypatch):
 def host(folder, number):
     private = folder / f"host{number}"
     private.mkdir(mode=0o700)
-    return OwnEnds(f"127.0.0.{2 + number}", private)
+    return CrossHostLinks(f"127.0.0.{2 + number}", private)
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def two(tmp_path):
 
 def test_packets_go_from_host_to_host_by_what_both_have_told(two):
     trainers, agents = two
-    receiving = trainers.receiver(*NAMES, agents.public)
-    sending = agents.sender(*NAMES, trainers.public)
+    receiving = trainers.receiver(*NAMES, agents.peer_info)
+    sending = agents.sender(*NAMES, trainers.peer_info)
     assert sending.endpoint.startswith("tcp://127.0.0.2:")
     with sending.sender(b"schema", STREAMS) as sender, receiving.receiver(LONG) as receiver:
         slot = sender.reserve(0)
@@ -58,10 +58,10 @@ def test_packets_go_from_host_to_host_by_what_both_have_told(two):
 
 def test_no_secret_is_told_and_neither_end_has_the_others(two):
     trainers, agents = two
-    ends = [trainers.receiver(*NAMES, agents.public), agents.sender(*NAMES, trainers.public)]
+    ends = [trainers.receiver(*NAMES, agents.peer_info), agents.sender(*NAMES, trainers.peer_info)]
     secrets = {key for link in ends for key in (link.keys.server_secret, link.keys.client_secret)}
     assert len(secrets) == 3  # one each, and what is not there
-    for told in (trainers.public, agents.public):
+    for told in (trainers.peer_info, agents.peer_info):
         text = pickle.dumps(told)
         assert not any(secret in text for secret in secrets - {b""})
     receiving, sending = (pickle.dumps(link) for link in ends)
@@ -72,8 +72,8 @@ def test_no_secret_is_told_and_neither_end_has_the_others(two):
 
 def test_who_is_not_of_the_sending_host_is_refused_and_counted(two, tmp_path):
     trainers, agents = two
-    receiving = trainers.receiver(*NAMES, agents.public)
-    other = host(tmp_path, 2).sender(*NAMES, trainers.public)
+    receiving = trainers.receiver(*NAMES, agents.peer_info)
+    other = host(tmp_path, 2).sender(*NAMES, trainers.peer_info)
     with other.sender(b"", STREAMS) as sender, receiving.receiver(SHORT) as receiver:
         sender.send(sender.reserve(0), 8, sequence=0, step=0, policy_version=0)
         deadline_s = time.monotonic() + LONG.total_seconds()
@@ -88,9 +88,9 @@ def test_who_is_not_of_the_sending_host_is_refused_and_counted(two, tmp_path):
 def test_a_sender_whose_receiver_is_lost_waits_for_nobody(two, monkeypatch):
     monkeypatch.setattr(zeromq_ends, "_GOODBYE_S", 600.0)
     trainers, agents = two
-    receiving = trainers.receiver(*NAMES, agents.public)
+    receiving = trainers.receiver(*NAMES, agents.peer_info)
     with receiving.receiver(LONG) as receiver:
-        sender = agents.sender(*NAMES, trainers.public).sender(b"", STREAMS)
+        sender = agents.sender(*NAMES, trainers.peer_info).sender(b"", STREAMS)
         while not receiver.connected():
             wait_any([receiver], SHORT)
         while not sender._was_let_in:
@@ -102,7 +102,7 @@ def test_a_sender_whose_receiver_is_lost_waits_for_nobody(two, monkeypatch):
 
 def test_a_link_that_nobody_listens_for_is_an_error(two):
     _, agents = two
-    nothing = PublicEnds(b"key", {})
+    nothing = PeerInfo(b"key", {})
     with pytest.raises(LinkError, match=r"gmi 3.*has no such link.*same layout"):
         agents.sender(*NAMES, nothing)
 
@@ -110,4 +110,4 @@ def test_a_link_that_nobody_listens_for_is_an_error(two):
 def test_an_address_of_another_host_is_refused(tmp_path):
     tmp_path.chmod(0o700)
     with pytest.raises(LinkError, match=r"192\.0\.2\.1 cannot be listened at"):
-        OwnEnds("192.0.2.1", tmp_path).listen(*NAMES)
+        CrossHostLinks("192.0.2.1", tmp_path).listen(*NAMES)

@@ -13,7 +13,7 @@ from gmi_drl import runtime
 from gmi_drl.comm.hosts.policies import PolicyReceiver, PolicySender
 from gmi_drl.comm.shm.board import BoardSpec
 from gmi_drl.comm.shm.tally import TallySpec
-from gmi_drl.comm.transports import LinkSpec, OwnEnds, PublicEnds
+from gmi_drl.comm.transports import CrossHostLinks, LinkSpec, PeerInfo
 from gmi_drl.launcher.plan.wiring import names_of
 from gmi_drl.placement import Layout
 from gmi_drl.placement.templates import TEMPLATES
@@ -58,21 +58,21 @@ class Crossings:
         """`address`: of this host; `directory`: the run's private folder there."""
         self._host = host
         self._crossings = [one for one in crossings_of(layout) if host in one.hosts]
-        self._own = OwnEnds(address, directory) if self._crossings else None
+        self._own = CrossHostLinks(address, directory) if self._crossings else None
         for crossing in self._crossings:
             if crossing.hosts[1] == host and self._own is not None:
                 self._own.listen(*crossing.ends)
 
     @property
-    def own(self) -> PublicEnds | None:
+    def peer_info(self) -> PeerInfo | None:
         """Returns what other hosts need to know of this one; None where no link comes or goes."""
-        return None if self._own is None else self._own.public
+        return None if self._own is None else self._own.peer_info
 
-    def connect(self, others: Sequence[PublicEnds | None]) -> None:
+    def connect(self, peers: Sequence[PeerInfo | None]) -> None:
         """Makes the links of what all hosts have said of their ends, by rank."""
         experience, policies_out = [], []
         for crossing in self._crossings:
-            source, target = (others[host] for host in crossing.hosts)
+            source, target = (peers[host] for host in crossing.hosts)
             assert self._own is not None
             assert source is not None
             assert target is not None

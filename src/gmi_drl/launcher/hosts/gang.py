@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 from gmi_drl.comm.hosts import Endpoint, GroupOutcome, Roster, next_roster
 from gmi_drl.comm.shm.tally import Tally
-from gmi_drl.comm.transports import PublicEnds
+from gmi_drl.comm.transports import PeerInfo
 from gmi_drl.gmi import GmiDied
 from gmi_drl.launcher.plan.user_modules import digests_beside
 from gmi_drl.roles.role.host import COUNTERS
@@ -93,10 +93,10 @@ class HostsGang:
         self._endpoints: list[Endpoint | None] = [None] * sum(map(bool, self._trainers))
         # Of hosts with links to others, and the hosts that are to be told of them.
         layout = parts[0].layout
-        self._ends: dict[int, PublicEnds | None] = {
+        self._peers: dict[int, PeerInfo | None] = {
             host: None for crossing in crossings_of(layout) for host in crossing.hosts
         }
-        self._waits_for_ends = {*self._ends}
+        self._waits_for_peers = {*self._peers}
         self._roster: Roster | None = None
         self._sent_rosters: list[Roster | None] = [None] * len(hosts)
         self._outcome: GroupOutcome | None = None  # of the GMIs' work, once one has finished
@@ -254,10 +254,10 @@ class HostsGang:
         roster = self._roster if self._roster is not self._sent_rosters[host] else None
         self._sent_rosters[host] = self._roster
         own_gmis = self._own_gmis[host]
-        ends: tuple[PublicEnds | None, ...] = ()
-        if host in self._waits_for_ends and None not in self._ends.values():
-            self._waits_for_ends.remove(host)
-            ends = tuple(self._ends.get(rank) for rank in range(len(self._hosts)))
+        peers: tuple[PeerInfo | None, ...] = ()
+        if host in self._waits_for_peers and None not in self._peers.values():
+            self._waits_for_peers.remove(host)
+            peers = tuple(self._peers.get(rank) for rank in range(len(self._hosts)))
         return Orders(
             calls=calls,
             stop=self.asked_to_stop or self._room,
@@ -266,7 +266,7 @@ class HostsGang:
             roster=roster,
             outcome=self._outcome,
             rows={gmi_id: row for gmi_id, row in self._rows.items() if gmi_id not in own_gmis},
-            ends=ends,
+            peers=peers,
         )
 
     def _take(self, host: int, report: Report) -> None:
@@ -276,8 +276,8 @@ class HostsGang:
             self._records += report.records
             self._restarts += report.restarts
         self._results[host] += report.results
-        if report.ends is not None:
-            self._ends[host] = report.ends
+        if report.peer_info is not None:
+            self._peers[host] = report.peer_info
         if report.rows:
             self._rows.update(report.rows)
             for gmi_id, row in report.rows.items():

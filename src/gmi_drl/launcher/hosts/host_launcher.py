@@ -31,7 +31,7 @@ from gmi_drl.comm.hosts import (
     write_roster,
 )
 from gmi_drl.comm.shm.tally import create_tally
-from gmi_drl.comm.transports import PublicEnds
+from gmi_drl.comm.transports import PeerInfo
 from gmi_drl.gmi import Gang, lease
 from gmi_drl.gmi.usage.processes import host_memory
 from gmi_drl.launcher.colocated_runs import at_work, overlaps
@@ -97,13 +97,13 @@ class _Driver:
                 return None
         return message
 
-    def ends(self) -> tuple[PublicEnds | None, ...] | None:
-        """Waits for the ends of links on all hosts; None on the order to end."""
+    def peers(self) -> tuple[PeerInfo | None, ...] | None:
+        """Waits for what all hosts tell of their links; None on the order to end."""
         while True:
             orders: Orders = pickle.loads(self.messages.get())
             self._early.append(orders)
-            if orders.ends or orders.end:
-                return orders.ends or None
+            if orders.peers or orders.end:
+                return orders.peers or None
 
     def orders(self) -> list[Orders]:
         """Returns what has come since the last call; never waits."""
@@ -197,11 +197,11 @@ def _run(part: HostPart, driver: _Driver) -> None:
         stack.enter_context(at_work(layout.topology))
         address, sockets = part.addresses[part.host], runtime.run_directory()
         crossings = Crossings(part.layout, part.host, address, sockets)
-        if crossings.own is not None:
-            driver.report(Report(ends=crossings.own))
-            if (ends := driver.ends()) is None:
+        if crossings.peer_info is not None:
+            driver.report(Report(peer_info=crossings.peer_info))
+            if (peers := driver.peers()) is None:
                 return
-            crossings.connect(ends)
+            crossings.connect(peers)
         job = _job(part, sockets, crossings)
         log = part.folder / "logs" / f"policies_host{part.host}.log"
         first_gmi = part.layout.on_host(part.host)[0].gmi_id

@@ -12,7 +12,7 @@ from gmi_drl.errors import GmiDrlError
 
 if TYPE_CHECKING:
     from gmi_drl.comm.hosts import Endpoint, GroupOutcome, Roster
-    from gmi_drl.comm.transports import PublicEnds
+    from gmi_drl.comm.transports import PeerInfo
     from gmi_drl.gmi.usage.processes import HostMemory
     from gmi_drl.placement import Config, Layout, Topology
     from gmi_drl.roles import DRL_role
@@ -73,7 +73,7 @@ class Orders:
     roster: Roster | None = None
     outcome: GroupOutcome | None = None  # a GMI has finished, on whatever host
     rows: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # of other hosts' GMIs
-    ends: tuple[PublicEnds | None, ...] = ()  # of links between hosts, by rank, once all are known
+    peers: tuple[PeerInfo | None, ...] = ()  # of all hosts, by rank, once all have told
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Report:
     rows: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     results: list[dict[int, Any]] = field(default_factory=list)  # of calls, in their order
     endpoint: Endpoint | None = None
-    ends: PublicEnds | None = None  # of its links with other hosts, if it has any
+    peer_info: PeerInfo | None = None  # of a host with links to others
     outcome: GroupOutcome | None = None  # a GMI of this host has finished
     error: BaseException | None = None  # that ended the launcher there
     ended: str = ""  # how its process ended
@@ -124,7 +124,7 @@ class Report:
         self.rows = later.rows or self.rows
         self.results += later.results
         self.endpoint = later.endpoint or self.endpoint
-        self.ends = later.ends or self.ends
+        self.peer_info = later.peer_info or self.peer_info
         self.outcome = self.outcome or later.outcome
         self.error = self.error or later.error
         self.ended = self.ended or later.ended
