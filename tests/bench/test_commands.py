@@ -144,9 +144,11 @@ SHRUNK = [  # what is added to the first that a command begins like, to be done 
                              "search.interval_steps=512", *SMALL, *UPDATE_SMALL]),
     ("search", ["run.total_steps=1024", "search.min_steps=512", *SMALL, *UPDATE_SMALL[:2]]),
 ]  # fmt: skip
+HOSTS = ("needs Ray", "hosts/test_hosts_together.py", '"examples" / "hosts"')
 LOGGED = ("starts a service", "front/test_loggers.py", '"log": there')
 ELSEWHERE = {  # what takes too long here, by its beginning: why, which test runs it, how
     "launch examples/cartpole.yaml --seeds 5": ("launchers", "front/test_seeds.py", '"--seeds"'),
+    "launch examples/hosts/impala_cartpole.yaml": HOSTS,
     "launch examples/cartpole.yaml --set run.log=[tensorboard,wandb]": LOGGED,
     "launch examples/cartpole.yaml --set run.log=[mlflow]": LOGGED,
     "tune examples/ant.yaml": ("five minutes", "front/test_tune_runs.py", "tuned_by("),

@@ -7,11 +7,13 @@ import resource
 import signal
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 
 import ends
+import fake_ray
 import faults
 import gmi_drl
 from fake_ray import FakeHost
@@ -25,6 +27,20 @@ from gmi_drl.report.run_state import opened, read_state
 from gmi_drl.report.timeline import Timeline
 from host_launches import ADDRESSES, CORES, Intruder, launched, launched_here, ports
 from run_files import assert_close, metrics
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "hosts").glob("*.yaml"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_the_examples_run(example, tmp_path):
+    pytest.importorskip("mujoco")
+    with fake_ray.cluster(*map(FakeHost, ADDRESSES)) as address:
+        there = (f"cluster.address={address}", "cluster.trusted=true", f"run.folder={tmp_path}")
+        small = ("run.total_steps=2048", "run.eval_episodes=1", "env.max_episode_steps=50")
+        result = gmi_drl.launch(example, overrides=[*there, *small], view="plain")
+    assert result.state == "finished"
+    assert metrics(result.folder)[-1]["steps"] >= 2048
 
 
 @pytest.mark.slow
