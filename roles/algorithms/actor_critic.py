@@ -36,7 +36,7 @@ class SegmentEvaluation:
     value: Tensor  # [T, B] as the network gives it: in the normaliser's units
     log_prob: Tensor  # [T, B] of the actions taken
     log_rho: Tensor  # [T, B] log of policy / behaviour, without a gradient
-    worth: Tensor  # [T + 1, B] value in the rewards' units, without a gradient
+    unscaled_value: Tensor  # [T + 1, B] value in the rewards' units, without a gradient
 
 
 def evaluate(network: Any, batch: Batch, values: RunningNormalizer | None) -> SegmentEvaluation:
@@ -44,11 +44,11 @@ def evaluate(network: Any, batch: Batch, values: RunningNormalizer | None) -> Se
     head = network(batch["observations"])
     params, value = head[:-1, :, :-1], head[..., -1]
     log_prob = network.distribution.log_prob(params, network.log_std, batch["action"])
-    worth = value.detach()
+    unscaled_value = value.detach()
     if values is not None:
-        worth = values.denormalize(worth)
+        unscaled_value = values.denormalize(unscaled_value)
     log_rho = log_prob.detach() - batch["log_prob"]
-    return SegmentEvaluation(params, value[:-1], log_prob, log_rho, worth)
+    return SegmentEvaluation(params, value[:-1], log_prob, log_rho, unscaled_value)
 
 
 def actor_critic_loss(

@@ -30,12 +30,12 @@ def appo_loss(
     """
     now, discounts = evaluate(network, batch, values), settings.gamma * (1.0 - batch["done"])
     targets, _ = vtrace(
-        now.log_rho, discounts, batch["reward"], now.worth[:-1], now.worth[-1],
+        now.log_rho, discounts, batch["reward"], now.unscaled_value[:-1], now.unscaled_value[-1],
         rho_clip=settings.rho_clip, c_clip=settings.c_clip, lam=settings.lam,
     )  # fmt: skip
-    next_values = torch.cat([targets[1:], now.worth[-1:]])
-    next_values = settings.lam * next_values + (1.0 - settings.lam) * now.worth[1:]
-    advantage = batch["reward"] + discounts * next_values - now.worth[:-1]
+    next_values = torch.cat([targets[1:], now.unscaled_value[-1:]])
+    next_values = settings.lam * next_values + (1.0 - settings.lam) * now.unscaled_value[1:]
+    advantage = batch["reward"] + discounts * next_values - now.unscaled_value[:-1]
     if values is not None:
         advantage = advantage * values.inv_std
     ratio = (now.log_prob - batch["log_prob"]).exp()

@@ -19,7 +19,7 @@ def impala_loss(
     """V-trace actor-critic (Espeholt et al., 2018, section 4.2); means instead of their sums."""
     now, discounts = evaluate(network, batch, values), settings.gamma * (1.0 - batch["done"])
     targets, advantage = vtrace(
-        now.log_rho, discounts, batch["reward"], now.worth[:-1], now.worth[-1],
+        now.log_rho, discounts, batch["reward"], now.unscaled_value[:-1], now.unscaled_value[-1],
         rho_clip=settings.rho_clip, c_clip=settings.c_clip, lam=settings.lam,
     )  # fmt: skip
     return actor_critic_loss(network, now, advantage, targets, values, settings=settings)

@@ -60,7 +60,7 @@ class Slot:
     nbytes: int = 0
     refs: Sequence[bytes] = ()  # ids of references in its value
     waiting: list[TaskSpec] | None = None  # tasks that have it among their arguments
-    seekers: list[Any] | None = None  # processes that have asked for it
+    requesters: list[Any] | None = None  # processes that have asked for it
 
     @property
     def done(self) -> bool:

@@ -126,7 +126,7 @@ class ObjectTable:
             slot.refs = refs
             for ref in refs:
                 self.hold(ref, id)
-        if slot.waiting or slot.seekers:
+        if slot.waiting or slot.requesters:
             self._tell(slot)
 
     def fail(self, slot: Slot, body: bytes | None, error: BaseException | None = None) -> None:
@@ -141,8 +141,8 @@ class ObjectTable:
         waiting, slot.waiting = slot.waiting, None
         for task in waiting or ():
             self._driver.tasks.input_ready(task, slot)
-        seekers, slot.seekers = slot.seekers, None
-        for process, values in seekers or ():
+        requesters, slot.requesters = slot.requesters, None
+        for process, values in requesters or ():
             self._driver.requests.wanted_ready(process, slot, values)
 
     # Memory.

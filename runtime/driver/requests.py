@@ -104,10 +104,10 @@ class Requests:
         for id in ids:
             slot = self._objects.slots.get(id) or self._lineage.wanted(id)
             if slot.state == PENDING:
-                if slot.seekers is None:
-                    slot.seekers = []
-                if (process, values) not in slot.seekers:
-                    slot.seekers.append((process, values))
+                if slot.requesters is None:
+                    slot.requesters = []
+                if (process, values) not in slot.requesters:
+                    slot.requesters.append((process, values))
                 process.wanted.add(id)
                 must_wait = True
             else:
