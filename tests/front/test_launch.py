@@ -260,7 +260,7 @@ def test_following_the_advice_mends_a_run_with_a_torn_checkpoint(tmp_path):
 )
 def test_a_resumed_run_keeps_its_settings(tmp_path, override, named):
     run = launch(config(tmp_path))
-    with pytest.raises(ConfigError, match=r"only run\.\* and comm\.\* can") as refused:
+    with pytest.raises(ConfigError, match=r"only run\.\*, comm\.\* and cluster\.\* can") as refused:
         launch(None, override, resume=run.folder)
     assert [str(fault).partition(";")[0] for fault in refused.value.faults] == [named]
 

@@ -249,7 +249,6 @@ def test_agents_who_choose_numbers_learn_from_kept_steps(tmp_path, algorithm):
         ({"name": "a2c", "optimizer": "async_gradients"}, "all_reduce"),
         ({"name": "a2c", "optimizer": "parameter_server"}, "all_reduce"),
         ({"name": "pg", "optimizer": "async_gradients"}, "all_reduce"),
-        ({"name": "mappo", "optimizer": "local"}, "all_reduce"),
         ({"name": "dqn", "optimizer": "apex"}, "replay"),
         ({"name": "sac", "optimizer": "apex"}, "replay"),
     ],

@@ -18,6 +18,7 @@ class MAPPOConfig(PPOConfig):
     """Multi-agent PPO: a policy that agents share, and a value of what all of them see."""
 
     implementation: ClassVar[str] = "gmi_drl.roles.algorithms.mappo:MAPPO"
+    optimizers: ClassVar[tuple[str, ...]] = ("all_reduce",)
 
     name: Literal["mappo"] = "mappo"  # type: ignore[assignment]
 

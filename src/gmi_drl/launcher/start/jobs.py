@@ -176,8 +176,8 @@ def resumed_job(
     path = folder.path / "config.yaml"
     before, resolved = load_config(path), load_config(path, overrides)
     rule = (
-        "cannot change in a run that is resumed; only run.* and comm.* can, and how a replay is "
-        f"kept and drawn from ({', '.join(_REPLAY_KEYS)})"
+        "cannot change in a run that is resumed; only run.*, comm.* and cluster.* can, and how "
+        f"a replay is kept and drawn from ({', '.join(_REPLAY_KEYS)})"
     )
     faults = [
         Fault(key, value, rule, "Begin a new run for other settings, or gmi-drl resize it.")
