@@ -108,6 +108,7 @@ class Saver:
         """
         self.check_epoch()
         try:
+            checkpoint.mend(self._folder)  # a lost one may have been in the midst of a commit
             checkpoint.begin(self._folder, iteration)
             checkpoint.write_part(self._folder, iteration, "shared", shared)
             manifest = manifest | self._stamp

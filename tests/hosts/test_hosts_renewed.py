@@ -340,6 +340,28 @@ def test_a_host_whose_launcher_alone_is_killed_is_lost(tmp_path, monkeypatch, ca
     assert "its launcher was killed by SIGKILL" in told
 
 
+class Closing(Scripted):
+    """An agent whose launcher is killed when GMIs are to close their environments, on one host."""
+
+    def talk(self, orders):
+        report = super().talk(orders)
+        if orders.calls == ("close",) and self.part.host == 1:
+            return Report(ended="its launcher was killed by SIGKILL")
+        return report
+
+
+@pytest.mark.parametrize("on_loss", ["fail", "shrink", "wait"])
+def test_a_host_that_is_lost_when_the_run_is_done_is_a_warning(
+    on_loss, tmp_path, monkeypatch, capfd
+):
+    with three_hosts(monkeypatch, agent=Closing, on_loss=on_loss) as (_, config):
+        assert launched(config, tmp_path, Once()).state == "stopped"
+    told = " ".join("".join(capfd.readouterr()).split())
+    assert "host 1, 127.0.0.3" in told
+    assert "its launcher was killed by SIGKILL" in told
+    assert "The run is done, and its results are whole" in told
+
+
 class Silent(Scripted):
     """Agents of which that of the third host passes on nothing from its launcher after a while."""
 

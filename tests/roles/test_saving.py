@@ -184,6 +184,20 @@ class few_descriptors:
         resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
 
 
+def test_a_gmi_saves_alone_what_a_lost_one_was_committing(tmp_path, saver):
+    assert save(saver, 5)[0]
+    folder = tmp_path / "checkpoints"
+    checkpoint.begin(folder, 10)
+    for part in ("gmi0", "gmi1", "shared"):
+        checkpoint.write_part(folder, 10, part, shared(True))
+    (folder / ".iteration_000010.part").rename(folder / ".iteration_000010.sealed.part")
+    assert saver.save_alone(10, shared(True), {}) == ""
+    found = checkpoint.find(tmp_path)
+    assert found.manifest["iteration"] == 10
+    assert [*found.manifest["files"]] == ["shared.pt"]  # and no state of a part that is not whole
+    assert left(tmp_path) == ["iteration_000005", "iteration_000010"]
+
+
 def test_who_was_taken_for_lost_writes_no_more(tmp_path):
     run = tmp_path / "run.json"
     saver = Saver(tmp_path, 0, solo_group(), "now", epoch=1)

@@ -196,7 +196,8 @@ class Cluster:
                 del self._asked[place]
                 with suppress(ray.exceptions.RayError):  # it is asked again
                     node, versions = ray.get(reference)
-                    if versions == own_versions() and node not in self._drains.nodes:
+                    is_fit = versions == own_versions() and node not in self._drains.nodes
+                    if is_fit and place in lost:  # it may be in use again since it was asked
                         back.append(place)
         self._ask_s = time.monotonic() + BEAT_S * 4
         return back

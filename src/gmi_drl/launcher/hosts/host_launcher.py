@@ -86,6 +86,9 @@ class _Driver:
             time.sleep(0.1)
         if self._is_over:
             return
+        silence = f"nobody has spoken to the launcher of this host for {SILENCE_S:g} s"
+        why = silence if self._heard_s > 0 else "the agent of this host is gone"
+        print(f"{why}: it ends", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)  # KeyboardInterrupt in the main thread: all is undone
         time.sleep(_LEAVE_S)
         os._exit(1)  # GMIs end with it

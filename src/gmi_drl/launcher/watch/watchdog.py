@@ -21,6 +21,7 @@ from gmi_drl.comm.shm.heartbeat import COUNTER, Pulse, pulse
 from gmi_drl.comm.shm.tally import Tally
 from gmi_drl.gmi import Gang, GmiDied
 from gmi_drl.launcher.folder.run_folder import RunFolder
+from gmi_drl.launcher.hosts.messages import HostLost
 from gmi_drl.launcher.plan.planning import ask_actor
 from gmi_drl.launcher.view.view import RunView
 from gmi_drl.launcher.watch.policy_log import PolicyLog
@@ -204,6 +205,9 @@ def _close(gang: Gang) -> str:
                 )
     except GmiDied as error:
         return f"{str(error).splitlines()[0]}, while it closed its environments."
+    except HostLost as error:
+        gang.kill()
+        return str(error)
     except KeyboardInterrupt:
         gang.kill()
         return "interrupted while GMIs closed their environments."
