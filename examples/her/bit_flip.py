@@ -1,7 +1,7 @@
 """Bit flipping (Andrychowicz et al., 2017, section 3.1): reach a goal of n bits, one flip a step.
 
-A step is paid -1, and 0 when the goal is reached, which ends the episode. By chance that hardly
-ever happens where n is 15.
+The reward is -1 a step, and 0 when the goal is reached, which ends the episode. With n = 15 that
+hardly ever happens by chance.
 """
 
 from __future__ import annotations

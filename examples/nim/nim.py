@@ -1,4 +1,4 @@
-"""A game of one's own for AlphaZero: take one to three of 21 sticks; who takes the last has won.
+"""A game of your own for AlphaZero: take one to three of 21 sticks; who takes the last has won.
 
 Arrays are of N games at once, and a state is the number of sticks. See docs/alphazero.md.
 """

@@ -1,7 +1,7 @@
-"""A3C-ES: evolution over what A3C makes of its policies; see ppo_es.py, whose driver it is.
+"""A3C-ES: evolution over policies that A3C trains, with the driver of ppo_es.py.
 
-Each member has two evaluators, whose gradients are applied as they come: asynchronous inside, and
-evaluated from outside. CartPole, a minute or two on two cores:
+Each member has two evaluators, whose gradients are applied as they come: it is asynchronous inside,
+and evaluated from outside. CartPole, a minute or two on two cores:
 
     python examples/rl/a3c_es.py
 """

@@ -1,6 +1,8 @@
-"""Ape-X from Python: two evaluators explore unlike each other, this process keeps and trains.
+"""Ape-X from Python: two evaluators explore, and this process has the replay and trains.
 
-CartPole by DQN in some two minutes on two cores: python examples/rl/apex.py
+Each environment explores with an epsilon of its own. CartPole by DQN, two minutes on two cores:
+
+    python examples/rl/apex.py
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""IMPALA from Python: two evaluators sample all the time, this process corrects and trains.
+"""IMPALA from Python: two evaluators sample all the time, and this process trains by V-trace.
 
 CartPole on two cores: python examples/rl/impala.py
 """

@@ -1,9 +1,9 @@
-"""PPO-ES: evolution over what PPO makes of its policies, as in RLlib's paper (section 5.3).
+"""PPO-ES: evolution over policies that PPO trains, as in RLlib's paper (section 5.3).
 
-An optimizer is itself evaluated. Members are actors, each with a PPO of its own; in a generation
-each begins with the present policy and noise, trains on, and is scored by the returns it came to;
-the next policy is the mean of the better half's. CartPole, whose returns are 500 at most, a minute
-or two on two cores:
+Members are actors, each with a PPO optimizer of its own, which is itself evaluated. In a generation
+each begins with the present policy plus noise, trains it, and is scored by the returns it reaches.
+The next policy is the mean of the better half. CartPole, whose returns are 500 at most, a minute or
+two on two cores:
 
     python examples/rl/ppo_es.py
 """

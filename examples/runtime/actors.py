@@ -1,4 +1,4 @@
-"""Actors: objects in processes of their own, that come back as they were when killed.
+"""Actors: objects in processes of their own; one that is killed comes back with its state.
 
 python examples/runtime/actors.py
 """

@@ -1,10 +1,10 @@
-"""Evolution strategies (Salimans et al., 2017) with a tree of tasks that add results up.
+"""Evolution strategies (Salimans et al., 2017) with a tree of tasks that add up results.
 
     python examples/runtime/evolution.py
 
-Only seeds and returns travel: every process makes the same noise from the same seed. Tasks that
-evaluate are called by tasks that add up, which are called by others that do: no process has to hear
-of all evaluations. The result is the same on any number of cores, in whatever order they end.
+Tasks are sent seeds, and every process makes the same noise from the same seed. Tasks that add up
+call others that add up, and the last ones call those that evaluate, so no process handles all
+evaluations. The result is the same on any number of cores, and in whatever order tasks end.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Runs the examples beside this one on a Ray cluster: the same code, on another engine.
 
-python examples/runtime/on_ray.py actors tasks              (a cluster of its own, on this host)
+python examples/runtime/on_ray.py actors tasks              (starts a Ray of its own on this host)
 python examples/runtime/on_ray.py --address 10.0.0.1:6379 parameter_server
 """
 

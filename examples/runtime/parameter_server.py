@@ -1,8 +1,8 @@
-"""A parameter server: workers send gradients whenever they have some, nobody waits for the slowest.
+"""A parameter server: workers send gradients when they have them, and none waits for the slowest.
 
     python examples/runtime/parameter_server.py
 
-The server is killed on the way. It comes back with the weights it had, each gradient applied once.
+The server is killed halfway. It comes back with the weights it had, each gradient applied once.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""A reinforcement-learning loop: learn from whichever simulation is ready, send it new weights.
+"""A reinforcement-learning loop that learns from whichever simulator is ready.
 
     python examples/runtime/policy_gradient.py
 
-Episodes differ in length, so that a barrier after each round would leave simulators idle. `wait`
-gives those that are done. One simulator is killed on the way; the others do not notice.
+Episodes differ in length, so a barrier after each round would leave simulators idle. `wait` returns
+those that are done, which get new weights. One simulator is killed halfway; the others go on.
 """
 
 import os

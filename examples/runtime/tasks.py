@@ -1,4 +1,4 @@
-"""Tasks: functions that run in other processes, and feed each other.
+"""Tasks: functions that run in other processes and take each other's results.
 
 python examples/runtime/tasks.py
 """

@@ -1,4 +1,4 @@
-"""Large values: kept once in shared memory, seen by all without a copy, on disk when they must.
+"""Large values: kept once in shared memory, read without a copy, and on disk when memory is full.
 
 python examples/runtime/values.py
 """
