@@ -14,6 +14,7 @@ from gmi_drl.launcher.hosts import cluster as clusters
 from gmi_drl.launcher.hosts.agent import NodeAgent
 from gmi_drl.launcher.hosts.messages import HostPart, HostsError, Report
 from gmi_drl.placement import Topology, load_config
+from gmi_drl.roles.role import heirs
 from gmi_drl.roles.role.host import COUNTERS
 
 CORE = min(os.sched_getaffinity(0))
@@ -80,10 +81,15 @@ class Scripted(Instant):
 
     def __init__(self, devices):
         self.part, self.iteration, self.is_done = None, 0, False
+        self.snapshot = 0  # the counter of its GMIs
 
     def tell(self, message):
         told = pickle.loads(message)
         self.part = told if isinstance(told, HostPart) else None
+
+    def leaves(self, orders):
+        """Tells whether its GMIs end."""
+        return orders.stop or orders.heir is not None
 
     def talk(self, orders):
         if orders.end:
@@ -97,7 +103,8 @@ class Scripted(Instant):
             report.endpoint = Endpoint(1, self.part.addresses[host], 1, f"key {host}")
         if self.part.addresses[host] in self.broken:
             report.error = HostsError("its GPU is broken")
-        row = {"lives": 1, "set_up": 2}
+        leaves = self.leaves(orders)
+        row = {"lives": 1, "set_up": 2, "snapshot": self.snapshot}
         report.rows = dict.fromkeys(gmi_ids, tuple(row.get(name, 0) for name in COUNTERS))
         self.iteration += 1
         if not self.broken.intersection(self.part.addresses) and host == 0:
@@ -107,7 +114,7 @@ class Scripted(Instant):
                 "gmi_seconds": [{} for _ in self.part.addresses],
             }  # fmt: skip
             report.records = [(0, record)]
-        if (orders.stop or orders.heir is not None) and not self.is_done:
+        if leaves and not self.is_done:
             self.is_done = True
             answer = {"iteration": self.iteration, "steps": self.iteration, "stopped": True}
             report.results = [dict.fromkeys(gmi_ids, answer)]
@@ -117,6 +124,38 @@ class Scripted(Instant):
         if orders.calls == ("close",) and self.closes:
             report.results.append({gmi_id: [] for gmi_id in gmi_ids})
         return report
+
+
+class Leaving(Scripted):
+    """Agents whose GMIs leave as a host is lost, as those of a real one do.
+
+    Those of `empty` hosts, by rank, hold nothing that could be saved. Of the others the heir saves
+    after `late_talks`, unless its host is in `mortal`: that is lost as soon as it is the heir.
+    """
+
+    empty: ClassVar[set] = set()
+    mortal: ClassVar[set] = set()
+    late_talks = 0
+    saved: ClassVar[list] = []  # the hosts that have
+
+    def leaves(self, orders):
+        if orders.heir is None:
+            return orders.stop
+        host = self.part.host
+        (own_gmi,) = self.part.layout.on_host(host)
+        if host in self.empty:
+            return True
+        self.snapshot = self.snapshot or heirs.HELD
+        if orders.heir == own_gmi.gmi_id and self.snapshot == heirs.HELD:
+            if host in self.mortal:
+                self.killed.add(self.part.addresses[host])
+            elif self.late_talks == 0:
+                self.snapshot = heirs.SAVED
+                self.saved.append(host)
+            else:
+                self.late_talks -= 1
+        others = [row[COUNTERS.index("snapshot")] for row in orders.rows.values()]
+        return heirs.is_saved([self.snapshot, *others])
 
 
 class Once(gmi_drl.Callback):

@@ -38,6 +38,7 @@ COUNTERS: Final = (
     "refused",  # connections and messages of strangers, at its links to other hosts
     "other_rounds",  # steps that these have made more or fewer: see optimizers.trained_steps
     "bereft",  # written by the launcher: peers are lost for good; HEIR: this one saves the state
+    "snapshot",  # what a GMI has to save that leaves lost peers: see `heirs`
     "resizing",  # written by the launcher: it is for a resize that a GMI is asked to stop
     heartbeat.COUNTER,
 )  # fmt: skip

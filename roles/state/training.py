@@ -22,6 +22,7 @@ from gmi_drl.roles.evaluators.evaluate import evaluate_together, longest_episode
 from gmi_drl.roles.optimizers.optimizer import NoMore, Optimizer, Round
 from gmi_drl.roles.optimizers.trained_steps import TrainedSteps
 from gmi_drl.roles.policies.description import compare
+from gmi_drl.roles.role.heirs import HELD, SAVED, is_saved
 from gmi_drl.roles.role.manager import GMI_manager
 from gmi_drl.roles.telemetry.experience import Experience
 from gmi_drl.roles.telemetry.phases import rounded
@@ -32,6 +33,7 @@ from . import checkpoint, recovery, request, saving
 
 _REPEATED_VERSIONS: Final = 8  # as a process may be killed before its last records are sent
 _LOSS_NOTICE_S: Final = 12.0  # the driver takes a host for lost after ten
+_LOOK_S: Final = 0.05
 _REMEDY: Final = (
     "Undo what was changed in the run's config.yaml, or in its role classes, or begin a new run."
 )
@@ -153,31 +155,54 @@ class Training:
             deadline_s = perf_counter() + _LOSS_NOTICE_S
             with waiting:
                 while not mgr.is_bereft and perf_counter() < deadline_s:
-                    sleep(0.05)
+                    sleep(_LOOK_S)
         return mgr.is_bereft
 
     def _leave_state(self) -> dict[str, Any]:
-        """Ends without peers that are lost; the heir saves its last iteration for a new layout."""
-        iteration, saver = self._snapshots.newest, self._saver
-        if saver is not None and iteration > self._saved and self._mgr.is_heir:
-            state = self._snapshots.get(iteration)
-            assert state is not None
-            shared = state["learned"] | {
-                "iteration": iteration,
-                "steps": state["steps"],
-                "trained_s": state["trained_s"] + self._clock() - state["began"],
-                "metrics": state["metrics"],  # its line may have been another's to write
-            }
-            manifest = self._manifest() | {
-                "steps": state["steps"],
-                "gmis": [],
-                "lineage": state["lineage"],
-            }
-            if failure := saver.save_alone(iteration, shared, manifest):
-                self._mgr.warn(failure)
-            if lineage := state["lineage"]:
-                self._report_branch(lineage, lineage[-1]["generation"])
+        """Ends without peers that are lost; the heir saves its last iteration for a new layout.
+
+        GMIs that could save theirs wait for that, as the heir may be lost next.
+        """
+        saver, mgr = self._saver, self._mgr
+        holds = saver is not None and self._snapshots.newest > self._saved
+        mgr.tally[mgr.GMI_id, "snapshot"] = HELD if holds else 0
+        if saver is not None and holds and self._is_made_heir():
+            self._save_snapshot(saver)
+            mgr.tally[mgr.GMI_id, "snapshot"] = SAVED
         return {"iteration": self._iteration, "steps": self._steps, "stopped": True}
+
+    def _is_made_heir(self) -> bool:
+        """Waits until the launcher has made this GMI the heir, or another one has saved.
+
+        The launcher ends GMIs for which both take too long.
+        """
+        mgr = self._mgr
+        with waiting:
+            while not mgr.is_heir and not is_saved(mgr.context.of_all("snapshot")):
+                sleep(_LOOK_S)
+        return mgr.is_heir
+
+    def _save_snapshot(self, saver: saving.Saver) -> None:
+        """Saves the last iteration that this GMI has finished, for all."""
+        beat("checkpoint")
+        iteration = self._snapshots.newest
+        state = self._snapshots.get(iteration)
+        assert state is not None
+        shared = state["learned"] | {
+            "iteration": iteration,
+            "steps": state["steps"],
+            "trained_s": state["trained_s"] + self._clock() - state["began"],
+            "metrics": state["metrics"],  # its line may have been another's to write
+        }
+        manifest = self._manifest() | {
+            "steps": state["steps"],
+            "gmis": [],
+            "lineage": state["lineage"],
+        }
+        if failure := saver.save_alone(iteration, shared, manifest):
+            self._mgr.warn(failure)
+        if lineage := state["lineage"]:
+            self._report_branch(lineage, lineage[-1]["generation"])
 
     def _is_requested(self, folder: Path) -> bool:
         """Says, in the first GMI of the group, whether somebody asks for a checkpoint."""

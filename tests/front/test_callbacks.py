@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import runpy
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from gmi_drl.cli import main
 from gmi_drl.launcher.callbacks import loading
 from gmi_drl.launcher.callbacks.callback import EndedRun
 from gmi_drl.launcher.callbacks.calls import CallbackError, Callbacks
-from gmi_drl.launcher.start import gang_loop
+from gmi_drl.launcher.watch import iteration_times
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.placement.config.yaml_text import write_yaml
 
@@ -174,8 +173,8 @@ def test_a_run_that_is_asked_to_end_is_given_time_by_how_long_its_iterations_tak
             super().on_iteration(iteration, metrics)
             self.run.request_stop("one is enough")
 
-    monkeypatch.setattr(gang_loop, "_GRACE", timedelta(0))
-    monkeypatch.setattr(gang_loop, "_ITERATIONS", 100)  # on a busy machine one is far longer
+    monkeypatch.setattr(iteration_times, "_GRACE_S", 0.0)
+    monkeypatch.setattr(iteration_times, "_ITERATIONS", 100)  # on a busy machine one is far longer
     result = launch(
         config, Enough(), overrides=["run.total_steps=100000000"], roles={"trainer": Long}
     )

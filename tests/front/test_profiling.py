@@ -9,14 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from gmi_drl import runtime
 from gmi_drl.gmi import Gang
-from gmi_drl.launcher.start import gang_loop
+from gmi_drl.launcher.watch import iteration_times
 from gmi_drl.placement import load_config
 from gmi_drl.selector.tune.candidate import Ask, Candidate, DeviceSplit, Failed, Measured
 from gmi_drl.selector.tune.profile.candidate_run import CandidateTimeout
@@ -174,7 +173,7 @@ def test_what_cannot_be_placed_is_refused_before_anything_starts(tmp_path):
 @pytest.mark.parametrize("how", ["hang", "spin"])
 def test_an_interrupt_ends_it_and_passes(tmp_path, monkeypatch, how):
     """One signal is enough, also when nothing of the candidate answers."""
-    monkeypatch.setattr(gang_loop, "_GRACE", timedelta(minutes=10))  # which is not waited for
+    monkeypatch.setattr(iteration_times, "_GRACE_S", 600.0)  # which is not waited for
     marker = tmp_path / "goes wrong"
 
     def interrupt():

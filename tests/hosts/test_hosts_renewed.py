@@ -13,6 +13,7 @@ import gmi_drl
 from bodies_scripted import (
     Gang,
     Instant,
+    Leaving,
     Once,
     Scripted,
     addresses,
@@ -360,6 +361,82 @@ def test_a_host_that_is_lost_when_the_run_is_done_is_a_warning(
     assert "host 1, 127.0.0.3" in told
     assert "its launcher was killed by SIGKILL" in told
     assert "The run is done, and its results are whole" in told
+
+
+@pytest.fixture
+def leaving(monkeypatch):
+    """Returns a class of agents for one test."""
+    monkeypatch.setattr(Leaving, "saved", [])
+    monkeypatch.setattr(Leaving, "empty", set())
+    monkeypatch.setattr(Leaving, "mortal", set())
+    return Leaving
+
+
+class ThirdKilled(gmi_drl.Callback):
+    """Has the launcher of the third host be killed; ends the run when fewer hosts train."""
+
+    def on_start(self, run):
+        self.request_stop = run.request_stop
+
+    def on_iteration(self, iteration, metrics):
+        self.trained = len(metrics["gmi_seconds"])
+        if self.trained < 3:
+            self.request_stop("it is enough")
+        elif iteration == 2:
+            Scripted.killed.add("127.0.0.4")
+
+
+@pytest.mark.parametrize(
+    ("empty", "mortal", "saved", "trained"),
+    [
+        (set(), set(), [0], 2),
+        ({0}, set(), [1], 2),  # its process is new
+        (set(), {0}, [1], 1),
+        ({0, 1}, set(), [], 2),
+    ],
+    ids=["first", "restarted", "lost-too", "none"],
+)
+def test_a_gmi_saves_that_can_and_another_one_if_it_is_lost(
+    tmp_path, monkeypatch, leaving, empty, mortal, saved, trained
+):
+    leaving.empty.update(empty)
+    leaving.mortal.update(mortal)
+    killed = ThirdKilled()
+    with three_hosts(monkeypatch, agent=leaving, on_loss="shrink") as (_, config):
+        launched({**config, "comm": {"timeout_s": 600}}, tmp_path, killed)
+    assert leaving.saved == saved
+    assert killed.trained == trained
+
+
+def test_gmis_have_time_to_leave_by_how_long_iterations_take(tmp_path, monkeypatch, leaving):
+    monkeypatch.setattr(leaving, "late_talks", 6)  # a second and more
+    killed = ThirdKilled()
+    with three_hosts(monkeypatch, agent=leaving, on_loss="shrink") as (_, config):
+        launched({**config, "comm": {"timeout_s": 0.5}}, tmp_path, killed)
+    assert leaving.saved == [0]
+    assert killed.trained == 2
+
+
+def test_a_host_that_is_lost_as_the_run_is_to_stop_costs_no_iteration(
+    tmp_path, monkeypatch, leaving
+):
+    class Meeting(leaving):
+        """GMIs wait for those of the third host, which is lost as it is to stop."""
+
+        def leaves(self, orders):
+            return orders.heir is not None and super().leaves(orders)
+
+        def talk(self, orders):
+            if orders.stop and self.part.host == 2:
+                self.killed.add(self.part.addresses[2])
+            return super().talk(orders)
+
+    with (
+        three_hosts(monkeypatch, agent=Meeting, on_loss="shrink") as (_, config),
+        pytest.raises(HostLost, match="its launcher was killed"),
+    ):
+        launched(config, tmp_path, Once())
+    assert leaving.saved == [0]
 
 
 class Silent(Scripted):

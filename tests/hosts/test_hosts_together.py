@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from gmi_drl.errors import GmiDrlError
 from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.launcher.hosts import cluster as clusters
 from gmi_drl.launcher.hosts.agent import NodeAgent
+from gmi_drl.launcher.hosts.messages import Report
 from gmi_drl.launcher.start import jobs
 from gmi_drl.report.policy_lineage import PolicyReader
 from gmi_drl.report.run_state import opened, read_state
@@ -252,6 +254,66 @@ def test_no_lineage_is_lost_with_a_launcher_and_each_host_says_what_it_ran(tmp_p
     shown = (tmp_path / "timeline.json").read_text()
     assert "host 0: gmi0" in shown
     assert "host 1: gmi1" in shown
+
+
+class Mourned(NodeAgent):
+    """An agent of which a driver is told that its launcher has ended after some more talks."""
+
+    agents: ClassVar[list] = []
+    ended, unnoticed_talks = "", 0
+
+    def __init__(self, devices):
+        super().__init__(devices)
+        self.agents.append(self)
+
+    def kill(self, unnoticed_talks):
+        """Kills the launcher, and with it its GMIs."""
+        self.unnoticed_talks = unnoticed_talks
+        os.kill(self._process.pid, signal.SIGKILL)
+
+    def talk(self, orders):
+        report = super().talk(orders)
+        self.ended = self.ended or report.ended
+        if not self.ended:
+            return report
+        self.unnoticed_talks -= 1
+        return Report(ended=self.ended if self.unnoticed_talks < 0 else "")
+
+
+class BothLost(gmi_drl.Callback):
+    """Loses the first two of three hosts at once, the second of which is noticed first."""
+
+    def __init__(self, hosts):
+        self.hosts = hosts
+
+    def on_start(self, run):
+        self.request_stop = run.request_stop
+
+    def on_iteration(self, iteration, metrics):
+        if len(metrics["gmi_seconds"]) == 1:
+            self.hosts[0].is_lost = self.hosts[1].is_lost = True  # they do not come back
+            self.request_stop("the third one trains")
+        elif iteration == 8:
+            first, second, _ = Mourned.agents
+            first.kill(unnoticed_talks=12)
+            second.kill(unnoticed_talks=0)
+
+
+@pytest.mark.slow
+def test_no_iteration_is_lost_with_two_hosts_of_which_one_is_noticed_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(Mourned, "agents", [])
+    monkeypatch.setattr(clusters, "NodeAgent", Mourned)
+    hosts = [FakeHost(f"127.0.0.{number}") for number in (2, 3, 4)]
+    result = launched(
+        tmp_path, hosts=hosts, on_loss="shrink", callbacks=[BothLost(hosts)],
+        run={"total_steps": 10**9, "checkpoint_every": 0}, comm={"timeout_s": 600},
+    )  # fmt: skip
+    assert result.state == "stopped"
+    lines = metrics(result.folder)
+    assert [line["iteration"] for line in lines] == [*range(1, len(lines) + 1)]
+    gmi_counts = [len(line["gmi_seconds"]) for line in lines]
+    assert gmi_counts[7] == 3
+    assert gmi_counts[-1] == 1
 
 
 class Overtaken(gmi_drl.Callback):

@@ -18,6 +18,8 @@ from gmi_drl.comm.shm.tally import Tally
 from gmi_drl.comm.transports import PeerInfo
 from gmi_drl.gmi import GmiDied
 from gmi_drl.launcher.plan.user_modules import digests_beside
+from gmi_drl.launcher.watch.iteration_times import IterationTimes
+from gmi_drl.roles.role.heirs import NOBODY, choose_heir
 from gmi_drl.roles.role.host import COUNTERS
 from gmi_drl.roles.role.job import Job
 
@@ -75,10 +77,11 @@ class HostsGang:
         config = parts[0].config
         assert config.cluster is not None
         self._goes_on = config.cluster.on_loss != "fail"
-        self._leave_s, self._hang_s = config.comm.timeout_s, config.run.hang_timeout_s
+        self._timeout_s, self._hang_s = config.comm.timeout_s, config.run.hang_timeout_s
+        self._iteration_times = IterationTimes()
         self._lost: dict[int, str] = {}  # hosts, and how each was lost
-        self._lost_s = 0.0  # when the first one was
-        self._heir: int | None = None
+        self._give_up_s = 0.0  # when GMIs of others that have not answered are given up
+        self._heir: int | None = None  # of those that have lost peers with a host
         self._hosts, self._tally = list(hosts), tally
         by_host = [part.layout.on_host(part.host) for part in parts]
         self._own_gmis = [{gmi.gmi_id for gmi in gmis} for gmis in by_host]
@@ -224,13 +227,14 @@ class HostsGang:
             self._settle(now_s)
             for host in hosts:
                 is_waiting = host in pending.values()
+                hang_s = self._hang_s
                 if not is_waiting and not self._ended[host] and now_s - sent_s[host] >= BEAT_S:
                     sent_s[host] = now_s
                     pending[self._hosts[host].agent.talk.remote(self._orders(host))] = host
                 elif is_waiting and now_s - answered_s[host] > SILENCE_S:
                     self._lose(host, f"it has not answered for {SILENCE_S:g} s")
-                elif self._hang_s is not None and now_s - heard_s[host] > self._hang_s:
-                    self._lose(host, f"its launcher has told nothing for {self._hang_s:g} s")
+                elif hang_s is not None and now_s - heard_s[host] > hang_s:
+                    self._lose(host, f"its launcher has told nothing for {hang_s:g} s")
             pending = {ref: host for ref, host in pending.items() if not self._ended[host]}
             if not pending:
                 time.sleep(_LOOK_S)
@@ -272,6 +276,9 @@ class HostsGang:
     def _take(self, host: int, report: Report) -> None:
         """Takes in what a host reports."""
         report = report.opened()
+        for _, record in report.records:
+            if isinstance(record, dict) and record.get("kind") == "iteration":
+                self._iteration_times.note()
         with self._lock:
             self._records += report.records
             self._restarts += report.restarts
@@ -308,29 +315,36 @@ class HostsGang:
         if self._end or was_ended:
             return
         self._lost[host] = why
-        self._lost_s = self._lost_s or time.monotonic()
         trained = bool(self._trainers[host])
-        left = [gmis for rank, gmis in enumerate(self._trainers) if gmis and not self._ended[rank]]
         have_met = not trained or self._roster is not None
-        if not self._goes_on or not have_met or self.asked_to_stop or not left:
+        if not (self._goes_on and have_met and self._left()):
             self._fail(self._loss())
             return
-        self._heir = min(min(gmis) for gmis in left)
+        leave_s = max(self._timeout_s, self._iteration_times.grace_s())
+        self._give_up_s = time.monotonic() + leave_s
+        self._heir = NOBODY if self._heir is None else self._heir
         if not trained:  # all trainers are there, and end together
             self._room = True
             return
         endpoints = [None if h in self._lost else end for h, end in enumerate(self._endpoints)]
         self._roster = next_roster(self._roster, endpoints) or self._roster
 
+    def _left(self) -> list[int]:
+        """Returns the GMIs that train, on hosts that are not lost."""
+        left = [gmis for host, gmis in enumerate(self._trainers) if not self._ended[host]]
+        return [gmi_id for gmis in left for gmi_id in gmis]
+
     def _settle(self, now_s: float) -> None:
-        """Fails for a host that is lost, when the others are done or late."""
-        if self._lost and not self._end:
+        """Names the heir of a lost host, and fails for that when the others are done or late."""
+        if self._heir is not None and not self._end:
+            trainers = [gmi_id for gmis in self._trainers for gmi_id in gmis]
+            self._heir = choose_heir(self._tally, trainers, self._left(), self._heir)
             late = [
                 host
                 for host, results in enumerate(self._results)
                 if not self._ended[host] and len(results) < len(self._methods)
             ]
-            if not late or now_s > self._lost_s + self._leave_s:
+            if not late or now_s > self._give_up_s:
                 self._fail(self._loss())
 
     def _loss(self) -> HostLost:

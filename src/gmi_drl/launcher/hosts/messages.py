@@ -69,7 +69,8 @@ class Orders:
     calls: tuple[str, ...] = ()  # methods of GMIs to call, one after the other
     stop: bool = False  # GMIs shall come to an end
     end: bool = False  # the gang shall be stopped, and the launcher end
-    heir: int | None = None  # a host is lost: GMIs shall leave, and this one save the state first
+    # A host is lost: GMIs shall leave, and this one save the state before, or NOBODY as yet.
+    heir: int | None = None
     roster: Roster | None = None
     outcome: GroupOutcome | None = None  # a GMI has finished, on whatever host
     rows: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # of other hosts' GMIs

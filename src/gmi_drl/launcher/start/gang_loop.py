@@ -11,8 +11,10 @@ from typing import Any
 
 from gmi_drl import runtime
 from gmi_drl.gmi import Gang
+from gmi_drl.launcher.hosts.messages import SILENCE_S
 from gmi_drl.launcher.interrupts import every_signal_counts
 from gmi_drl.launcher.view.view import RunView, is_for_view
+from gmi_drl.launcher.watch.iteration_times import IterationTimes
 from gmi_drl.launcher.watch.policy_log import PolicyLog
 from gmi_drl.launcher.watch.records import ServingMetrics
 from gmi_drl.launcher.watch.watch import Watch
@@ -23,8 +25,6 @@ from gmi_drl.roles.role.readiness import Start
 from .resizer import Resizer
 
 _POLL = timedelta(milliseconds=100)
-_GRACE = timedelta(seconds=10)  # in which a run stops, on top of _ITERATIONS
-_ITERATIONS = 3  # times the longest iteration so far, as the one in flight may take longer
 
 
 def warn(screen: RunView, text: str) -> None:
@@ -60,6 +60,7 @@ def train_until_done(job: Job, reports: Reports, restarts: Restarts, resizer: Re
                 if asked_s is None and (message := resizer.lose(gang)):
                     warn(screen, message)
                     done = False  # the survivors are told, and then answer
+                resizer.name_heir()
                 if start.look() and not done and asked_s is None and resizer.look():
                     gang.request_stop()
                 if done:
@@ -72,7 +73,9 @@ def train_until_done(job: Job, reports: Reports, restarts: Restarts, resizer: Re
                 if not start.look():
                     gang.request_stop()  # or leaving the gang would wait for them
                     raise
-                asked_s, grace_s = time.monotonic(), reports.grace_s()
+                asked_s, grace_s = time.monotonic(), reports.iteration_times.grace_s()
+                if job.layout.hosts > 1:
+                    grace_s += SILENCE_S  # a host may be lost meanwhile
                 resizer.give_up("the run was stopped")
                 gang.request_stop()
                 message = f"stopping after this iteration, in {grace_s:.0f} s at the latest"
@@ -109,13 +112,7 @@ class Reports:
     serving: ServingMetrics
     watches: Sequence[Watch]
     last: dict[str, Any]
-    _shown_s: float = field(default_factory=time.monotonic)  # when an iteration was shown last
-    _longest_s: float = 0.0  # between two of them; 0: none has ended yet
-
-    def grace_s(self) -> float:
-        """Returns how long the iteration in flight, and its checkpoint, may take from now on."""
-        longest_s = self._longest_s and max(self._longest_s, time.monotonic() - self._shown_s)
-        return _GRACE.total_seconds() + _ITERATIONS * longest_s
+    iteration_times: IterationTimes = field(default_factory=IterationTimes)
 
     def show(self, done: bool = False) -> None:
         """Shows what has come since the last call; `done`: nothing more comes of serving."""
@@ -132,9 +129,7 @@ class Reports:
                 watch.show(record)
             if is_for_view(record):
                 if record["kind"] == "iteration":
-                    now_s = time.monotonic()
-                    self._longest_s = max(self._longest_s, now_s - self._shown_s)
-                    self._shown_s = now_s
+                    self.iteration_times.note()
                     self.last.clear()
                     self.last.update(record)
                 self.screen.show(record)

@@ -31,11 +31,13 @@ from gmi_drl.launcher.folder.resize_request import (
 from gmi_drl.launcher.folder.run_folder import RunFolder, RunFolderError
 from gmi_drl.placement import counted
 from gmi_drl.roles.role import readiness
+from gmi_drl.roles.role.heirs import NOBODY, choose_heir
 from gmi_drl.roles.role.job import HEIR, Job
 
 from .jobs import Follow, fixed_fault, rehosted_job, renewed_job, resized_job, shrunk_job
 
 if TYPE_CHECKING:
+    from gmi_drl.comm.shm.tally import Tally
     from gmi_drl.launcher.hosts.cluster import Host
     from gmi_drl.roles import DRL_role
 
@@ -70,6 +72,8 @@ class Resizer:
         self._proposed = ""  # until it has trained: why the run resizes itself, and settings
         self._is_told, self._may_propose = False, True  # never again after one that was undone
         self._give_up_s = 0.0  # when survivors that have not answered are given up
+        self._left: Sequence[int] = ()  # GMIs that train and have lost peers with a device
+        self._heir = NOBODY  # the one of them that is to save the state
         self._looked_s = self._looked_at_cores_s = 0.0
         self._last_s = time.monotonic()  # of the last iteration, or of the run's start
         withdraw_request(folder.path)  # nobody waits for what a killed launcher left
@@ -220,19 +224,37 @@ class Resizer:
         }
 
     def _bereave(self, gang: Gang, dead: Sequence[int]) -> None:
-        """Ends GMIs for good, and tells their peers; the first of these is the heir."""
+        """Ends GMIs for good, and tells their peers."""
         if not dead:
             return
         job, why = self.job, "its device is lost"
         gang.give_up(dead, why)
-        tally, role = job.tally.open(), HEIR
-        for gmi in job.layout.holding("trainer"):
-            if gmi.gmi_id not in dead:
-                tally[gmi.gmi_id, "bereft"], role = role, 1
+        tally = job.tally.open()
+        self._left = [gmi_id for gmi_id in self._trainers if gmi_id not in dead]
+        self._tell_bereft(tally)
         for gmi_id in dead:
             readiness.say(tally, gmi_id)  # nobody is to wait for it
             if job.group is not None and (rank := job.rank_of(gmi_id)) is not None:
                 job.group.give_up(rank, why)
+
+    @property
+    def _trainers(self) -> list[int]:
+        return [gmi.gmi_id for gmi in self.job.layout.holding("trainer")]
+
+    def _tell_bereft(self, tally: Tally) -> None:
+        """Tells GMIs that have lost peers for good, and whether they are to save the state."""
+        for gmi_id in self._left:
+            tally[gmi_id, "bereft"] = HEIR if gmi_id == self._heir else 1
+
+    def name_heir(self) -> None:
+        """Has one of the GMIs that a lost device has left save the last iteration for all."""
+        if not self._left:
+            return
+        tally = self.job.tally.open()
+        heir = choose_heir(tally, self._trainers, self._left, self._heir)
+        if heir != self._heir:
+            self._heir = heir
+            self._tell_bereft(tally)
 
     def give_up(self, why: str) -> None:
         """Refuses a resize that is wanted and has not begun."""
@@ -244,6 +266,7 @@ class Resizer:
     def change(self) -> str:
         """Turns to the new layout, whose GMIs are started next; returns what to say of it."""
         self._before, self.job, self._gone = self.job, self._new, {}
+        self._left, self._heir = (), NOBODY
         self.job = self._with_resume(self._before, self.job)
         by = f", {self._proposed}" if self._proposed else ""
         return f"resizing: {_describe(self._before)} become {_describe(self.job)}{by}"

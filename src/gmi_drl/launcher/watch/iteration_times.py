@@ -1,0 +1,28 @@
+"""Knows how long iterations take, so that the one in flight is given time to end."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+_GRACE_S: Final = 10.0  # in which GMIs stop, on top of _ITERATIONS
+_ITERATIONS: Final = 3  # times the longest iteration so far, as the one in flight may take longer
+
+
+class IterationTimes:
+    """Times the iterations of a gang from its start, the first one with what comes before it."""
+
+    def __init__(self) -> None:
+        self._noted_s = time.monotonic()  # when the last one ended
+        self._longest_s = 0.0  # 0: none has ended yet
+
+    def note(self) -> None:
+        """Notes that an iteration has ended."""
+        now_s = time.monotonic()
+        self._longest_s = max(self._longest_s, now_s - self._noted_s)
+        self._noted_s = now_s
+
+    def grace_s(self) -> float:
+        """Returns how long the iteration in flight, and its checkpoint, may take from now on."""
+        longest_s = self._longest_s and max(self._longest_s, time.monotonic() - self._noted_s)
+        return _GRACE_S + _ITERATIONS * longest_s
