@@ -22,8 +22,10 @@ from bodies_scripted import (
     three_hosts,
 )
 from bodies_tasks import until
+from gmi_drl.comm.transports import PeerInfo
 from gmi_drl.launcher.hosts import cluster as clusters
 from gmi_drl.launcher.hosts import drains
+from gmi_drl.launcher.hosts import gang as gangs
 from gmi_drl.launcher.hosts.cluster_watch import ClusterWatch
 from gmi_drl.launcher.hosts.gang import HostsGang
 from gmi_drl.launcher.hosts.messages import HostLost, Report
@@ -437,6 +439,65 @@ def test_a_host_that_is_lost_as_the_run_is_to_stop_costs_no_iteration(
     ):
         launched(config, tmp_path, Once())
     assert leaving.saved == [0]
+
+
+class Linked(Scripted):
+    """Agents whose launchers tell of their links, and wait for what all tell.
+
+    The third host's tells nothing, but for an end there may be.
+    """
+
+    ended = ""
+    is_started = False
+
+    def talk(self, orders):
+        if self.part is None or orders.end or self.is_started:
+            return super().talk(orders)
+        if len(self.part.addresses) == 3 and self.part.host == 2:
+            return Report(ended=self.ended)
+        self.is_started = self.is_started or bool(orders.peers)
+        return Report(peer_info=PeerInfo(b"a key", {}))
+
+
+def hosts_that_sample(monkeypatch, **cluster):
+    """Yields three hosts of which one trains, and a config for them."""
+    cores = fake_cores.install(2, monkeypatch.setattr)
+    monkeypatch.setattr(Linked, "topology", Topology.from_cores(cores, 2))
+    return three_hosts(monkeypatch, agent=Linked, trainer_hosts=1, **cluster)
+
+
+def sampling(config):
+    """Returns it for two devices on each host."""
+    return {**config, "mode": "async", "hardware": {"backend": "cpu", "num_gpus": 2}}
+
+
+def test_a_host_that_tells_nothing_of_its_links_is_lost_and_none_that_waits_for_it(
+    tmp_path, monkeypatch
+):
+    with (
+        hosts_that_sample(monkeypatch) as (_, config),
+        pytest.raises(HostLost, match=r"^host 2, .* its launcher has told nothing for 1 s"),
+    ):
+        launched(sampling(config), tmp_path, hang_timeout_s=1.0)
+
+
+def test_a_host_that_tells_nothing_of_its_links_is_lost_where_nobody_watches(tmp_path, monkeypatch):
+    monkeypatch.setattr(gangs, "_TELL_S", 1.0)
+    with (
+        hosts_that_sample(monkeypatch) as (_, config),
+        pytest.raises(HostLost, match=r"^host 2, .* its launcher has told nothing for 1 s"),
+    ):
+        launched(sampling(config), tmp_path, hang_timeout_s=None)
+
+
+@pytest.mark.timeout(60)
+def test_a_host_that_is_lost_before_it_has_told_of_its_links_is_done_without_at_once(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Linked, "ended", "its launcher was killed by SIGKILL")
+    with hosts_that_sample(monkeypatch, on_loss="shrink", hosts_min=2) as (_, config):
+        config = {**sampling(config), "comm": {"timeout_s": 600}}
+        assert launched(config, tmp_path, Once()).state == "stopped"
 
 
 class Silent(Scripted):

@@ -29,6 +29,7 @@ from .messages import BEAT_S, SILENCE_S, HostLost, HostPart, HostsError, Orders,
 
 _LOOK_S: Final = 0.05
 _END_S: Final = 20.0  # for all hosts to end what they run
+_TELL_S: Final = 900.0  # for a host to tell of its links, where nobody watches for what hangs
 
 
 def parts_of(
@@ -228,6 +229,10 @@ class HostsGang:
             for host in hosts:
                 is_waiting = host in pending.values()
                 hang_s = self._hang_s
+                if host in self._waits_for_peers:
+                    if self._peers[host] is not None:  # its launcher waits for those of others
+                        heard_s[host] = now_s
+                    hang_s = hang_s or _TELL_S
                 if not is_waiting and not self._ended[host] and now_s - sent_s[host] >= BEAT_S:
                     sent_s[host] = now_s
                     pending[self._hosts[host].agent.talk.remote(self._orders(host))] = host
@@ -316,8 +321,9 @@ class HostsGang:
             return
         self._lost[host] = why
         trained = bool(self._trainers[host])
+        have_begun = None not in self._peers.values()  # else GMIs are not started yet
         have_met = not trained or self._roster is not None
-        if not (self._goes_on and have_met and self._left()):
+        if not (self._goes_on and have_begun and have_met and self._left()):
             self._fail(self._loss())
             return
         leave_s = max(self._timeout_s, self._iteration_times.grace_s())
