@@ -161,7 +161,7 @@ def _settings(record: dict[str, Any]) -> str:
     if wrappers := settings.get("wrappers"):
         parts.append(f"wrappers {wrappers}")
     if gmis := settings.get("gmis"):
-        parts.append(f"{gmis} GMIs, which share the environments, with such a batch and replay each")
+        parts.append(f"{gmis} GMIs that share the environments, with such a batch and replay each")
     if record["system"] == "sb3":
         if not ppo:
             parts += [f"{key} {settings[key]}" for key in ("method", "descent", "trunk", "lam")]
