@@ -95,6 +95,17 @@ class LosesADevice(Hooked, gmi_drl.Holistic):
             os._exit(DEVICE_LOST)
 
 
+class LosesADeviceInALongIteration(LosesADevice):
+    """The same, while the GMI of the other one is in a long rollout."""
+
+    def begin(self, iteration):
+        super().begin(iteration)
+        if iteration == 4 and len(self.mgr.layout.topology.devices) > 1:
+            while not self.mark.exists():
+                time.sleep(0.01)  # between two looks
+            time.sleep(6)  # in place of the rollout, longer than `comm.timeout_s`
+
+
 class LosesTheFirstDevice(LosesADevice):
     """The same on the first one, where metrics and checkpoints are written."""
 

@@ -441,6 +441,13 @@ def test_a_run_goes_on_without_a_device_that_is_lost(tmp_path, role, restarts):
 
 
 @pytest.mark.slow
+def test_a_device_that_is_lost_during_a_long_iteration(tmp_path):
+    path = on_two(tmp_path, comm__timeout_s=4)
+    _, gmis = shrunk(path, bodies.LosesADeviceInALongIteration)
+    assert gmis == [2] * 4 + [1] * 6
+
+
+@pytest.mark.slow
 def test_slices_of_a_lost_device_that_cannot_be_given_back_do_not_end_the_run(
     tmp_path, monkeypatch, capsys
 ):

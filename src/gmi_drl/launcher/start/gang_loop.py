@@ -42,7 +42,7 @@ def train_until_done(job: Job, reports: Reports, restarts: Restarts, resizer: Re
     """
     asked_s: float | None = None
     grace_s = 0.0
-    gang, screen = reports.gang, reports.screen
+    gang, screen, times = reports.gang, reports.screen, reports.iteration_times
     start = Start(job.tally.open(), job.layout)
     watchdog = Watchdog(gang, job.tally.open(), job.config.run.hang_timeout_s)
     gang.start("run")
@@ -57,7 +57,7 @@ def train_until_done(job: Job, reports: Reports, restarts: Restarts, resizer: Re
                     watch.tick(gang)
                 for message in restarts.news():
                     warn(screen, message)
-                if asked_s is None and (message := resizer.lose(gang)):
+                if asked_s is None and (message := resizer.lose(gang, times.grace_s())):
                     warn(screen, message)
                     done = False  # the survivors are told, and then answer
                 resizer.name_heir()
@@ -73,7 +73,7 @@ def train_until_done(job: Job, reports: Reports, restarts: Restarts, resizer: Re
                 if not start.look():
                     gang.request_stop()  # or leaving the gang would wait for them
                     raise
-                asked_s, grace_s = time.monotonic(), reports.iteration_times.grace_s()
+                asked_s, grace_s = time.monotonic(), times.grace_s()
                 if job.layout.hosts > 1:
                     grace_s += SILENCE_S  # a host may be lost meanwhile
                 resizer.give_up("the run was stopped")

@@ -159,12 +159,12 @@ class Resizer:
                 return [entry for entry in entries if isinstance(entry, dict)]
         return []
 
-    def lose(self, gang: Gang) -> str:
+    def lose(self, gang: Gang, grace_s: float) -> str:
         """Has the run go on without devices that are lost by now; returns what to say of that.
 
         Survivors of their GMIs leave their group, and one of them saves the last iteration. Those
-        that have not answered by `comm.timeout_s` are given up, too. DeviceLostError if there is no
-        layout for the devices that are left.
+        that have not answered in `grace_s`, or in `comm.timeout_s` if that is longer, are given up.
+        DeviceLostError if there is no layout for the devices that are left.
         """
         if self.is_shrinking and gang.at_work() and time.monotonic() > self._give_up_s:
             gang.give_up(gang.at_work(), "it has not answered since a device was lost")
@@ -194,7 +194,8 @@ class Resizer:
                 raise DeviceLostError(f"{text}. There is no layout without it: {error}") from error
             return f"{text}. The run goes on as it is: there is no layout without it: {error}"
         self._shrinks = True
-        self._give_up_s = time.monotonic() + self.job.config.comm.timeout_s
+        leave_s = max(self.job.config.comm.timeout_s, grace_s)
+        self._give_up_s = time.monotonic() + leave_s
         if not gang.is_stopped:
             self._bereave(gang, [gmi.gmi_id for gmi in self.job.layout.gmis if gmi.gpu_id in dead])
             gang.request_stop()

@@ -138,7 +138,7 @@ class TrainingRun:
         try:
             stopped = train_until_done(job, reports, restarts, resizer)
         except GmiDied:  # perhaps because a device is lost
-            if warning := resizer.lose(gang):
+            if warning := resizer.lose(gang, reports.iteration_times.grace_s()):
                 warn(screen, warning)
             raise
         self.restarts += restarts.count
