@@ -51,7 +51,9 @@ from .steps import Part, Transfer, all_gather
 _LOOK_MS: Final = 20
 _LOOK_S: Final = _LOOK_MS / 1000
 _LINGER_MS: Final = 2000  # for the last messages to reach hosts that still wait for them
-_PIECE_BYTES: Final = 128 << 10  # so that one is encrypted while the one before it travels
+# So that one is encrypted while the one before it travels. Every message is far smaller than what a
+# frame may carry (curve.py): lists of hosts and gloo's words have a few bytes for each host.
+_PIECE_BYTES: Final = 128 << 10
 _WINDOW: Final = 6  # pieces on their way at a time: more would only fall out of the caches
 _HEAD: Final = struct.Struct("<IHHIQQ")  # magic, kind, step, epoch, tag, start
 _MAGIC: Final = 0x48504D47  # "GMPH"
@@ -82,6 +84,8 @@ class HostLinks:
         self._looked_s = self._since_s = time.monotonic()
         self._endpoint: Endpoint | None = None
         self._asked: tuple[int, int] | None = None  # in which epoch and generation it was last
+        self._generation = -1  # of its host's group, in which it forms the group of hosts
+        self._told_epoch = 0  # of the newest roster, when that generation began
         self._public, self._secret = zmq.curve_keypair()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(2)  # one reads, one writes
         self._inbox = inbox = self._context.socket(zmq.ROUTER)
@@ -104,7 +108,7 @@ class HostLinks:
         self._dials: dict[int, ConnectionMonitor] = {}  # of connections that come about
         self._ranks: dict[bytes, int] = {}  # by key, in this epoch
         self._arrived: dict[int, collections.deque[list[zmq.Frame]]] = {}
-        self._early: list[tuple[int, list[zmq.Frame]]] = []  # of an epoch that is not known yet
+        self._early: list[list[zmq.Frame]] = []  # of an epoch that is not known yet
         self._present: set[int] = set()  # the hosts that are in this epoch
         self._left: dict[int, str] = {}  # the hosts that have left, and why
         self._waits: dict[int, tuple[int, list[int]]] = {}  # by host: its call, and who is late
@@ -142,6 +146,10 @@ class HostLinks:
         """
         self._above = self.epoch
         self._since_s = time.monotonic()
+        if self._generation != generation:
+            roster = read_roster(self._spec.folder)
+            self._generation = generation
+            self._told_epoch = 0 if roster is None else roster.epoch
         request = self.epoch, generation
         if self._asked == request or (self._endpoint is not None and self.has_newer()):
             return
@@ -161,14 +169,18 @@ class HostLinks:
         """Forms the group for `slice_s` at most; returns the epoch when every host is in it, or 0.
 
         GroupFinished if a GMI has finished: its host may have nobody who listens any more.
+        Interrupted, once in a generation, if a new roster lacks a host: GMIs may go on without it.
         """
         end_s = time.monotonic() + slice_s
         while True:
             if (outcome := read_outcome(self._spec.folder)) is not None:
                 names = [name for host in self._spec.members for name in host]
                 raise GroupFinished(outcome.rank, names[outcome.rank], outcome.text)
-            if self.has_newer() and self._roster is not None and not self._roster.missing:
-                self._connect(self._roster)
+            is_newer, roster = self.has_newer(), self._roster
+            if roster is not None and roster.missing and roster.epoch > self._told_epoch:
+                raise Interrupted
+            if is_newer and roster is not None and not roster.missing:
+                self._connect(roster)
             self._take_in()
             is_known = self.epoch > self._above
             late = [peer for peer in self._peers if not is_known or peer not in self._present]
@@ -207,7 +219,7 @@ class HostLinks:
             assert end is not None
             self._connect_to(peer, end)
         early, self._early = self._early, []
-        for _, frames in early:
+        for frames in early:
             self._sort(frames)
 
     def _connect_to(self, peer: int, end: Endpoint) -> None:
@@ -392,10 +404,12 @@ class HostLinks:
         if magic != _MAGIC:
             self._refused["messages"] += 1
             return
+        key = str(frames[0].get("User-Id")).encode()
         if epoch > self.epoch:
-            self._early.append((epoch, frames))
+            if key in self._authenticator.keys:  # else of a leader that was replaced since
+                self._early.append(frames)
             return
-        peer = self._ranks.get(str(frames[0].get("User-Id")).encode())
+        peer = self._ranks.get(key)
         if epoch < self.epoch:  # of a leader of this run, which is told of this epoch soon
             return
         if peer is None:
@@ -440,7 +454,7 @@ class HostLinks:
     def leave(self, reason: str) -> None:
         """Tells the other hosts that this one will not go on, and ends the links."""
         for peer in self._outboxes:
-            self._send(peer, _LEFT, payload=reason.encode())
+            self._send(peer, _LEFT, payload=reason.encode()[:_PIECE_BYTES])
         self.close()
 
     def close(self) -> None:

@@ -9,9 +9,11 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from gmi_drl.comm.errors import PeerLeft
 from gmi_drl.comm.group import tags
 from gmi_drl.comm.group.group import Wire
 from gmi_drl.comm.hosts import HostSpec, next_roster, read_endpoint, steps, write_roster
+from gmi_drl.comm.hosts import links as links_file
 from gmi_drl.comm.hosts.links import HostLinks, Interrupted
 from gmi_drl.comm.reducers.hosts_gloo import HostsGloo
 from links import until
@@ -111,6 +113,68 @@ def test_what_comes_of_an_epoch_that_is_over_is_of_no_stranger(pair, monkeypatch
     first.begin(0)
     form()
     assert first.refused == second.refused == {"connections": 0}
+
+
+def test_hosts_that_form_are_interrupted_where_one_of_them_is_lost(pair):
+    (first, second), folders = pair
+    for links in pair[0]:
+        links.begin(0)
+    roster = next_roster(None, [read_endpoint(folder) for folder in folders])
+    write_roster(folders[0], roster)
+    assert first.form(0.02) == 0
+    assert first.epoch == 1  # it is in that epoch, and the second one is not
+    lost = next_roster(roster, [roster.endpoints[0], None])
+    write_roster(folders[0], lost)
+    with pytest.raises(Interrupted):
+        first.form(0.02)
+    first.begin(1)
+    assert first.form(0.02) == 0  # it waits for that host to come back
+    roster = next_roster(lost, roster.endpoints)
+    for folder in folders:
+        write_roster(folder, roster)
+    until(lambda: all([links.form(0.02) for links in pair[0]]), "both are in one epoch")
+    assert first.epoch == second.epoch == 3
+
+
+def test_a_reason_of_any_length_is_told(pair):
+    (first, second), folders = pair
+    for links in pair[0]:
+        links.begin(0)
+    roster = next_roster(None, [read_endpoint(folder) for folder in folders])
+    for folder in folders:
+        write_roster(folder, roster)
+    until(lambda: all([links.form(0.02) for links in pair[0]]), "both are in one epoch")
+    second.leave("gone " * 1_000_000)
+    until(lambda: first._take_in() or first._left, "the reason")
+    with pytest.raises(PeerLeft, match="gone gone"):
+        first.look(tags.make_tag(tags.SUM))
+
+
+def test_what_a_leader_sends_that_was_replaced_is_not_kept(pair):
+    (first, replaced), folders = pair
+    for links in pair[0]:
+        links.begin(0)
+    roster = next_roster(None, [read_endpoint(folder) for folder in folders])
+    for folder in folders:
+        write_roster(folder, roster)
+    until(lambda: all([links.form(0.02) for links in pair[0]]), "both are in one epoch")
+    second = HostLinks(HostSpec(1, MEMBERS, "127.0.0.1", folders[1]), 30.0, lambda: False)
+    try:
+        first.begin(1)
+        second.begin(0)
+        roster = next_roster(roster, [read_endpoint(folder) for folder in folders])
+        for folder in folders:
+            write_roster(folder, roster)
+        until(lambda: all([links.form(0.02) for links in (first, second)]), "both are in it")
+        came = first._arrived[1]
+        replaced.epoch = 2**32 - 1  # and its connection still stands
+        replaced._send(0, links_file._HELLO)
+        replaced.epoch = 2
+        replaced._send(0, links_file._DATA)
+        until(lambda: first._take_in() or first.refused.get("messages"), "what it has sent")
+        assert (len(came), first._early) == (0, [])
+    finally:
+        second.close()
 
 
 class Words:
