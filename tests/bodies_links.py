@@ -2,7 +2,9 @@
 
 import os
 import resource
+import sys
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -76,6 +78,16 @@ def fill_and_wait(link, ready):
         sender.send(sender.reserve(0), 1000, sequence=number, step=0, policy_version=0)
     ready.send(True)
     threading.Event().wait()
+
+
+def send_and_exit(link, number):
+    """Sends one packet, once the receiver has come, and ends as an environment's sys.exit does."""
+    with link.sender(b"", [StreamSpec(8, 2)]) as sender:
+        sender.send(sender.reserve(0), 8, sequence=number, step=0, policy_version=0)
+        while sender.under_way(0):
+            time.sleep(0.001)  # between two looks
+        if number == 0:
+            sys.exit(3)
 
 
 def open_and_wait(link, ready):

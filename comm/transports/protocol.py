@@ -44,7 +44,11 @@ class StreamSpec:
 
 
 class LinkEnd(ABC):
-    """An open end of a link, which a `with` block closes."""
+    """An open end of a link, which a `with` block closes.
+
+    It does not if a SystemExit ends it: that is a death of the process, and the one in its place
+    is to go on with the link.
+    """
 
     _spec: LinkSpec
     _timeout: timedelta
@@ -71,8 +75,9 @@ class LinkEnd(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or not issubclass(kind, SystemExit):
+            self.close()
 
     def _closed_here(self) -> LinkClosed:
         return LinkClosed(f"{self._spec.name} has been closed here")

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 import bodies_links as bodies
-from gmi_drl.comm.errors import LinkError, LinkTimeout
+from gmi_drl.comm.errors import LinkEnded, LinkError, LinkTimeout
 from gmi_drl.comm.transports import create_link
 from links import End, lines, pipe, until
 
@@ -98,6 +98,22 @@ def test_a_sender_that_is_dead_is_named_and_what_it_sent_is_still_there():
     assert receiver.poll() is None
     sender = link.sender(b"", [bodies.StreamSpec(1000, 4)])
     assert (sender.incarnation, sender.under_way(0)) == (1, 4)
+
+
+@pytest.mark.parametrize("kind", ["ring", "tcp"])
+def test_a_sender_that_calls_sys_exit_has_not_closed_its_link(kind, tmp_path):
+    link = new(kind, tmp_path)
+    with link.receiver() as receiver:
+        for number in range(2):
+            with End(bodies.send_and_exit, link, number) as end:
+                until(receiver.ready, "no packet")
+                packet = receiver.poll()
+                assert (packet.header.incarnation, packet.header.sequence) == (number, number)
+                receiver.release(packet)
+                until(lambda end=end: receiver.ready() or not end.process.is_alive(), "the end")
+        until(receiver.ready, "the end")
+        with pytest.raises(LinkEnded):
+            receiver.poll()
 
 
 def test_a_reader_that_never_reads_is_named_and_so_is_one_that_died():
