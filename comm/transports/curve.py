@@ -14,8 +14,15 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
+PIECE_BYTES: Final = 1 << 20  # the most that a frame may carry
+# Of a frame that comes, with the 33 bytes that CURVE adds. Whoever connects can send one before it
+# has shown a key, and libzmq takes memory for all of it.
+_FRAME_BYTES: Final = PIECE_BYTES + 1024
 _ZAP: Final = "inproc://zeromq.zap.01"
 _MOST_KEYS: Final = 1000  # refused keys that are remembered
+# That may wait for `look`, of some 128 bytes each; a connection makes three. If 1,000 more wait,
+# libzmq's thread does, and no connection of the socket goes on.
+_MOST_EVENTS: Final = 100_000
 _EVENTS: Final = (
     zmq.EVENT_CONNECTED
     | zmq.EVENT_ACCEPTED
@@ -40,7 +47,11 @@ class Authenticator:
         self.socket.bind(_ZAP)
 
     def guard(self, one: zmq.Socket[bytes], public: bytes, secret: bytes) -> None:
-        """Makes a socket that is to listen one that speaks to those with a key alone."""
+        """Makes a socket that is to listen one that speaks to those with a key alone.
+
+        Before it is bound: a listener has the options that its socket had then.
+        """
+        one.maxmsgsize = _FRAME_BYTES
         one.curve_server = True
         one.curve_publickey, one.curve_secretkey = public, secret
         one.zap_domain = b"gmi-drl"
@@ -62,7 +73,11 @@ class ConnectionMonitor:
 
     def __init__(self, one: zmq.Socket[bytes]) -> None:
         self._socket = one
-        self.socket = one.get_monitor_socket(_EVENTS)  # readable when something has happened
+        address = f"inproc://monitor.{one.FD}"
+        one.monitor(address, _EVENTS)
+        self.socket = one.context.socket(zmq.PAIR)  # readable when something has happened
+        self.socket.rcvhwm = _MOST_EVENTS
+        self.socket.connect(address)
         self.reached = False  # somebody was there
         self.up = False  # a handshake was completed, and no connection lost since
         self.failed = ""  # how the last handshake that failed did
@@ -90,7 +105,8 @@ class ConnectionMonitor:
 
     def close(self) -> None:
         """Ends the monitoring."""
-        self._socket.disable_monitor()
+        self.look()  # libzmq's thread may wait for that, and would be waited for
+        self._socket.monitor(None, 0)
         self.socket.close(0)  # else its context cannot end
 
 

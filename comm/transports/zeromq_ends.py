@@ -18,7 +18,7 @@ from gmi_drl.comm.errors import CorruptPacket, LinkError, SchemaDiffers
 
 from . import control_message as control
 from .control_message import HELLO, REFUSED, RELEASED, ControlMessage, pack_hello, unpack
-from .curve import Authenticator, ConnectionMonitor
+from .curve import PIECE_BYTES, Authenticator, ConnectionMonitor
 from .packet import HeaderCodec, Packet, PacketHeader, PacketSlot
 from .protocol import Receiver, Sender, StreamSpec, poll_sockets
 from .zeromq import ZmqSpec, count_incarnation
@@ -28,6 +28,7 @@ _GLANCE_S: Final = 0.5  # for a receiver that may not be there, and was sent not
 _LINGER_MS: Final = 2000
 _HEARTBEAT_MS: Final = 2000
 _HEARTBEAT_TIMEOUT_MS: Final = 10_000  # after it a host that says nothing is taken to be gone
+_SCHEMA_BYTES: Final = PIECE_BYTES // 2  # as HELLO is one frame, with 24 bytes for each stream
 _ALIGN: Final = 8  # of the largest numbers
 
 
@@ -65,6 +66,11 @@ class ZmqSender(Sender):
     def __init__(
         self, spec: ZmqSpec, schema: bytes, streams: Sequence[StreamSpec], timeout: timedelta
     ) -> None:
+        if len(schema) > _SCHEMA_BYTES:
+            raise LinkError(
+                f"{spec.name}: a schema of {len(schema):,} bytes; between hosts it may have "
+                f"{_SCHEMA_BYTES:,}. Send fewer channels."
+            )
         self._spec, self._timeout, self._schema = spec, timeout, schema
         self._specs = list(streams)
         self.incarnation = count_incarnation(spec)
@@ -119,8 +125,10 @@ class ZmqSender(Sender):
             slot.stream, self.incarnation, number, sequence, step,
             policy_version=policy_version, nbytes=nbytes,
         )  # fmt: skip
-        payload: memoryview = state.rows[slot.place][:nbytes]
-        frames: list[bytes | memoryview] = [self._origin.pack(header), payload]
+        row: memoryview = state.rows[slot.place]
+        starts = range(0, max(nbytes, 1), PIECE_BYTES)
+        pieces = [row[start : min(start + PIECE_BYTES, nbytes)] for start in starts]
+        frames: list[bytes | memoryview] = [self._origin.pack(header), *pieces]
         state.next = number + 1
         state.busy[number] = slot, frames
         if self._welcome:
@@ -312,11 +320,8 @@ class ZmqReceiver(Receiver):
                 if len(frames) == 1:
                     note = unpack(frames[0].bytes, self._spec.link, self._spec.name)
                     self._handle_note(peer.bytes, note)
-                elif len(frames) == 2:
-                    self._take(peer.bytes, *frames)
                 else:
-                    count = str(len(frames))
-                    raise CorruptPacket(self._spec.name, "number of parts", count, "1 or 2")
+                    self._take(peer.bytes, *frames)
             except CorruptPacket as error:
                 self._arrived.append(error)
 
@@ -356,19 +361,22 @@ class ZmqReceiver(Receiver):
             note = note._replace(incarnation=sender.incarnation, session=sender.session)
             self._socket.send_multipart([sender.peer, note.pack(self._spec.link)])
 
-    def _take(self, peer: bytes, head: zmq.Frame, payload: zmq.Frame) -> None:
+    def _take(self, peer: bytes, head: zmq.Frame, *pieces: zmq.Frame) -> None:
         sender = self._sender
         if sender is None or peer != sender.peer:
             return  # of a connection that was lost: sent again by the new one, or gone
         header = self._origin.unpack(head.bytes, self._capacities)
         for field, value, expected_value in (
             ("incarnation", header.incarnation, sender.incarnation),
-            ("nbytes", header.nbytes, len(payload)),
+            ("nbytes", header.nbytes, sum(map(len, pieces))),
         ):
             if value != expected_value:
                 raise CorruptPacket(self._spec.name, field, str(value), str(expected_value))
         key, expected = (header.stream, header.number), sender.next[header.stream]
-        for refused in range(expected, header.number):  # connections keep the order
+        # Connections keep the order: those between were refused. They are under way at the sender,
+        # so not more than its slots.
+        slots = self._specs[header.stream].slots
+        for refused in range(max(expected, header.number - slots), header.number):
             self._tell(ControlMessage(RELEASED, header.stream, number=refused))
         if header.number < expected:  # sent again
             if key not in sender.kept:
@@ -376,7 +384,7 @@ class ZmqReceiver(Receiver):
             return
         sender.next[header.stream] = header.number + 1
         sender.kept.add(key)
-        self._arrived.append(Packet(header, _tensor(payload), 0))
+        self._arrived.append(Packet(header, _joined(pieces), 0))
 
     def _peer_text(self) -> str:
         monitor = self._handshakes
@@ -388,6 +396,19 @@ class ZmqReceiver(Receiver):
                 "Both ends need the LinkSpec of the same run."
             )
         return "somebody has connected that says nothing of this link."
+
+
+def _joined(pieces: Sequence[zmq.Frame]) -> torch.Tensor:
+    """Returns the memory of a packet's only piece, or a copy of all of them."""
+    if len(pieces) == 1:
+        return _tensor(pieces[0])
+    memory = torch.empty(sum(map(len, pieces)), dtype=torch.uint8)
+    array: Any = memory.numpy()
+    row, start = memoryview(array), 0
+    for piece in pieces:
+        row[start : start + len(piece)] = piece.buffer
+        start += len(piece)
+    return memory
 
 
 def _tensor(frame: zmq.Frame) -> torch.Tensor:

@@ -82,7 +82,13 @@ def intrude(namespace, ends):
     enter(namespace)
     context = zmq.Context()
     for end in ends:
-        for raw in (os.urandom(300), b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(60)):
+        start = b"\xff" + bytes(8) + b"\x7f\x03\x00"
+        long_command = b"\x06" + (300 << 20).to_bytes(8, "big")  # its head
+        for raw in (
+            os.urandom(300),
+            start + b"NULL" + bytes(60),
+            (start + b"CURVE").ljust(64, b"\0") + long_command,
+        ):
             with socket.create_connection((end.address, end.port), timeout=10) as stranger:
                 stranger.sendall(raw)
                 stranger.settimeout(10)

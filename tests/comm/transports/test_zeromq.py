@@ -339,7 +339,7 @@ def test_damaged_and_foreign_messages_are_refused_and_what_follows_arrives(link)
         for frames, field in (
             ([b"hello"], "length"),
             ([b"x" * 60], "magic"),
-            ([b"a", b"b", b"c"], "number of parts"),
+            ([b"a", b"b", b"c"], "length"),
         ):
             sender._socket.send_multipart(frames)
             with pytest.raises(CorruptPacket) as error:
@@ -365,3 +365,45 @@ def test_no_thread_is_started(link):
         send(sender, 0, 1, nbytes=100_000)
         take(receiver)
         assert threading.active_count() == before
+
+
+def test_packets_and_schemas_of_any_size_come_by_frames_that_are_let_in(link, monkeypatch):
+    streams = [StreamSpec(1_000_001, 2)]
+    monkeypatch.setattr(zeromq_ends, "PIECE_BYTES", 100_000)  # what one frame may carry
+    with link.sender(b"s" * (1 << 19), streams) as sender, link.receiver(LONG) as receiver:
+        meet(sender, receiver)
+        for nbytes in (1_000_001, 0, 100_000, 200_000):
+            slot = sender.reserve(0)
+            numbers = torch.arange(nbytes) % 251
+            slot.memory[:nbytes] = numbers
+            sender.send(slot, nbytes, sequence=nbytes, step=0, policy_version=0)
+            packet = take(receiver)
+            assert (packet.header.sequence, packet.header.nbytes) == (nbytes, nbytes)
+            assert torch.equal(packet.memory.long(), numbers)
+            receiver.release(packet)
+    with pytest.raises(LinkError, match=r"a schema of 524,289 bytes; .* 524,288"):
+        link.sender(b"s" * ((1 << 19) + 1), streams)
+
+
+def test_a_packet_of_a_whole_frame_is_let_in(link):
+    streams = [StreamSpec(2 << 20, 1)]
+    with link.sender(b"", streams) as sender, link.receiver(LONG) as receiver:
+        meet(sender, receiver)
+        send(sender, 0, 7, nbytes=2 << 20)
+        assert take(receiver).memory.unique().tolist() == [7]
+
+
+def test_a_packet_far_ahead_of_those_before_it_keeps_nobody(link):
+    with link.sender(b"", STREAMS) as sender, link.receiver(LONG) as receiver:
+        meet(sender, receiver)
+        sender._streams[1].next = 1_000_000
+        send(sender, 1, 5)
+        told = []
+        receiver._tell = told.append
+        assert take(receiver).header.number == 1_000_000
+        assert [note.number for note in told] == [
+            999_997,
+            999_998,
+            999_999,
+        ]  # no more are under way
+        sender._streams[1].busy.clear()  # close would wait for it
