@@ -326,6 +326,16 @@ def test_one_that_fails_again_and_again_is_left_alone(tmp_path):
     assert len(said) == 2
 
 
+def test_what_was_said_before_there_was_a_screen_is_shown_once(tmp_path):
+    (tmp_path / "logs").mkdir()
+    config = load_config({"version": 1, "env": {"id": "CartPole-v1"}})
+    calls, first, second = Callbacks([], tmp_path, config), [], []
+    calls.say("early")
+    for said in (first, second):  # that of another layout is another one
+        calls.show_on(said.append)
+    assert (first, second) == (["early"], [])
+
+
 def test_loggers_get_what_is_logged_and_the_last_iteration(tmp_path):
     class Logger(Notes):
         only_logged = True

@@ -56,6 +56,7 @@ class Callbacks:
         self.say = say
         for line in self._lines:
             say(line)
+        self._lines.clear()
 
     def request_stop(self, why: str) -> None:
         """Has the run end as Ctrl-C does, at the next look."""
