@@ -37,6 +37,7 @@ from gmi_drl.runtime.cache_files import replace_file
 _FORMAT = "gmi-drl checkpoint"
 _VERSION = 1
 _SEALED = ".sealed"
+_DIGEST = ".sha256"
 _NAME = re.compile(r"iteration_(\d+)")
 _LARGE = 1 << 24  # bytes of a tensor
 
@@ -131,29 +132,39 @@ def write_part(checkpoints: Path, iteration: int, name: str, state: Any) -> None
     one name have one writer at a time.
     """
 
+    sha256 = ""
+
     def write(file: IO[bytes]) -> None:
+        nonlocal sha256
         sink = _Sink(file)
         torch.save(state, sink)  # type: ignore[arg-type]  # of a file it takes these two
         if sink.error is not None:
             raise sink.error
+        sha256 = sink.sha256.hexdigest()
 
-    replace_file(_part_folder(checkpoints, iteration) / f"{name}.pt", write)
+    part = _part_folder(checkpoints, iteration) / f"{name}.pt"
+    digest = part.with_suffix(_DIGEST)
+    digest.unlink(missing_ok=True)  # of an earlier attempt
+    replace_file(part, write)
+    digest.write_text(sha256, encoding="ascii")
 
 
 class _Sink:
     """Writes what `torch.save` gives into a file at once, as a replay may fill half the memory.
 
-    It keeps the `error` of a full disk, which `torch.save` would turn into a RuntimeError.
+    It hashes that meanwhile, so that who commits need not read what all others have written. It
+    keeps the `error` of a full disk, which `torch.save` would turn into a RuntimeError.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+        self._file, self.sha256 = file, hashlib.sha256()
         self.error: OSError | None = None
 
     def write(self, content: bytes | memoryview) -> int:
         if self.error is None:
             try:
                 self._file.write(content)
+                self.sha256.update(content)
             except OSError as error:
                 self.error = error
         return len(content)
@@ -170,7 +181,7 @@ def commit(checkpoints: Path, iteration: int, manifest: dict[str, Any]) -> Path:
     for unfinished in sealed.glob(".*"):  # of a process that was killed, or is too late
         unfinished.unlink()
     files = {
-        file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)}
+        file.name: {"bytes": file.stat().st_size, "sha256": _take_digest(file)}
         for file in sorted(sealed.glob("*.pt"))
     }
     header = {"format": _FORMAT, "version": _VERSION, "iteration": iteration}
@@ -391,6 +402,17 @@ def all_in(checkpoints: Path) -> list[Path]:
     names = os.listdir(checkpoints) if checkpoints.is_dir() else []
     folders = [checkpoints / name for name in names if _NAME.fullmatch(name)]
     return sorted(filter(Path.is_dir, folders), key=lambda path: (len(path.name), path.name))
+
+
+def _take_digest(part: Path) -> str:
+    """Returns the SHA-256 of a part as its writer has left it beside it, and removes that.
+
+    It is computed where the writer did not come to that.
+    """
+    digest = part.with_suffix(_DIGEST)
+    text = digest.read_text(encoding="ascii") if digest.exists() else ""
+    digest.unlink(missing_ok=True)
+    return text if len(text) == hashlib.sha256().digest_size * 2 else _sha256(part)
 
 
 def _sha256(file: Path) -> str:

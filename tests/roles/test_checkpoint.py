@@ -153,7 +153,27 @@ def is_whole(run):
     return found and alone and files == ["gmi0.pt", "manifest.json", "shared.pt"]
 
 
-@pytest.mark.parametrize("at", ["_sha256", "_fsync_folder"])
+def test_who_commits_does_not_read_what_others_have_written(tmp_path, monkeypatch):
+    checkpoint.begin(tmp_path, 1)
+    for number in range(2):  # the first attempt has failed in another GMI
+        checkpoint.write_part(tmp_path, 1, "shared", {"moments": torch.full((5000,), number)})
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "_sha256", None)
+        final = checkpoint.commit(tmp_path, 1, {})
+    assert sorted(path.name for path in final.iterdir()) == ["manifest.json", "shared.pt"]
+    assert checkpoint.find(final).load("shared")["moments"].unique().tolist() == [1]
+
+
+@pytest.mark.parametrize("text", [None, ""])
+def test_a_part_whose_writer_left_no_digest_is_hashed_by_who_commits(tmp_path, text):
+    checkpoint.begin(tmp_path, 1)
+    checkpoint.write_part(tmp_path, 1, "shared", {"moments": torch.ones(5)})
+    digest = tmp_path / ".iteration_000001.part" / "shared.sha256"
+    digest.unlink() if text is None else digest.write_text(text)
+    assert checkpoint.find(checkpoint.commit(tmp_path, 1, {})).manifest["iteration"] == 1
+
+
+@pytest.mark.parametrize("at", ["_take_digest", "_fsync_folder"])
 def test_a_part_that_comes_again_while_the_others_are_committed_fails(tmp_path, monkeypatch, at):
     real, late = getattr(checkpoint, at), []
 

@@ -120,7 +120,7 @@ def test_a_checkpoint_that_was_being_written_is_none(tmp_path, monkeypatch, comm
     checkpoint.begin(tmp_path, 4)
     checkpoint.write_part(tmp_path, 4, "shared", {})
     if committed:  # and was killed over it
-        monkeypatch.setattr(checkpoint, "_sha256", None)
+        monkeypatch.setattr(checkpoint, "_take_digest", None)
         with pytest.raises(TypeError):
             checkpoint.commit(tmp_path, 4, {"session": "now"})
     monkeypatch.undo()
