@@ -265,6 +265,17 @@ def test_a_resumed_run_keeps_its_settings(tmp_path, override, named):
     assert [str(fault).partition(";")[0] for fault in refused.value.faults] == [named]
 
 
+def test_a_resumed_run_stays_where_it_is_with_the_weights_that_it_began_with(tmp_path):
+    run = launch(config(tmp_path))
+    text = (run.folder / "config.yaml").read_text()
+    others = ("run.name=other", "run.seed=7", "run.folder=/elsewhere", "run.policy=/nowhere")
+    with pytest.raises(ConfigError, match="is what the run began with") as refused:
+        launch(None, *others, "run.total_steps=4096", resume=run.folder)
+    keys = [str(fault).partition("=")[0] for fault in refused.value.faults]
+    assert keys == ["run.name", "run.seed", "run.folder", "run.policy"]
+    assert (run.folder / "config.yaml").read_text() == text
+
+
 def test_a_layout_that_is_not_the_configs_is_refused_on_resume(tmp_path):
     run = launch(config(tmp_path))
     layout = json.loads((run.folder / "layout.json").read_text())

@@ -52,6 +52,9 @@ _REPLAY_KEYS: Final = (
     "priority_beta", "priority_eps", "priority_weights",
 )  # fmt: skip
 
+# Keys of `run` that only the beginning of a run follows.
+_OF_A_NEW_RUN: Final = ("run.name", "run.seed", "run.folder", "run.policy")
+
 # Keys that may change while a run trains: how many GMIs with how many environments, on which
 # devices, and what an update follows them by.
 RESIZABLE: Final = (
@@ -184,6 +187,12 @@ def resumed_job(
         for key, value in changes(before, resolved)
         if not key.startswith(("run.", "comm.", "cluster."))
         and key.removeprefix("algorithm.") not in _REPLAY_KEYS
+    ]
+    rule = "is what the run began with: a run that is resumed keeps its folder, weights and draws"
+    faults += [
+        Fault(key, value, rule, "Leave it as it is, or begin a new run.")
+        for key, value in changes(before, resolved)
+        if key in _OF_A_NEW_RUN
     ]
     faults += logger_faults(resolved)
     if resolved.mode == "serving":
