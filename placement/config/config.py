@@ -123,7 +123,8 @@ class RunConfig(Section):
     and each minibatch; while environments are made it has twenty minutes at least. `null`: nobody
     watches, as for a debugger. See [when a GMI dies](recovery.md)."""
     target_return: float | None = None
-    """Stop early when the mean return of the last episodes reaches this."""
+    """Stop early when the mean return of the last 100 episodes reaches this, and as many episodes
+    have ended as there are environments: the first to end are the short ones."""
     policy: str | None = Field(default=None, min_length=1)
     """Mode serving: the folder of a run, or of one of its checkpoints, whose policy acts; `null`: a
     new one, of random weights."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-_WINDOW: Final = 100  # episodes that a mean is over
+WINDOW: Final = 100  # episodes that a mean is over
 
 
 class Seen(NamedTuple):
@@ -38,13 +38,19 @@ class RecentEpisodes:
 
     def __init__(self) -> None:
         self._seen: deque[Seen] = deque()
+        self._earlier = 0.0  # episodes that were in there before
 
     def add(self, seen: Seen) -> None:
         """Adds the episodes of an iteration."""
         if seen.episodes:
             self._seen.append(seen)
-        while sum(seen.episodes for seen in list(self._seen)[1:]) >= _WINDOW:
-            self._seen.popleft()
+        while sum(seen.episodes for seen in list(self._seen)[1:]) >= WINDOW:
+            self._earlier += self._seen.popleft().episodes
+
+    @property
+    def total(self) -> float:
+        """Returns how many episodes have ended so far."""
+        return self._earlier + sum(seen.episodes for seen in self._seen)
 
     def means(self) -> tuple[float | None, float | None]:
         """Returns the means of return and length; None before the first episode has ended."""
@@ -53,11 +59,14 @@ class RecentEpisodes:
         count, returns, lengths = (sum(numbers) for numbers in zip(*self._seen, strict=True))
         return returns / count, lengths / count
 
-    def state_dict(self) -> list[list[float]]:
-        return [list(seen) for seen in self._seen]
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": [list(seen) for seen in self._seen], "earlier": self._earlier}
 
-    def load_state_dict(self, state: list[list[float]]) -> None:
-        self._seen = deque(Seen(*row) for row in state)
+    def load_state_dict(self, state: dict[str, Any] | list[list[float]]) -> None:
+        if isinstance(state, list):  # of a checkpoint of before `earlier` was kept
+            state = {"seen": state, "earlier": 0.0}
+        self._seen = deque(Seen(*row) for row in state["seen"])
+        self._earlier = state["earlier"]
 
 
 class EpisodeStats:

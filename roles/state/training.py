@@ -323,7 +323,8 @@ class Training:
     @property
     def _has_reached_end(self) -> bool:
         """Tells whether the steps are done, or the mean return is what `run.target_return` asks."""
-        target, mean = self._run.target_return, self._optimizer.progress.return_mean
+        target, progress = self._run.target_return, self._optimizer.progress
+        mean = progress.return_mean if progress.has_seen_enough else None
         reached = target is not None and mean is not None and mean >= target
         return reached or self._steps >= self._end
 

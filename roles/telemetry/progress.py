@@ -13,7 +13,7 @@ import torch
 
 from gmi_drl.comm import Group
 from gmi_drl.placement import Layout, counted
-from gmi_drl.roles.samples.episodes import RecentEpisodes, Seen
+from gmi_drl.roles.samples.episodes import WINDOW, RecentEpisodes, Seen
 from gmi_drl.runtime.cache_files import replace_file
 
 # What GMIs spend an iteration with: those that do all, and agents and trainers that are apart. An
@@ -47,6 +47,8 @@ class Progress:
         self._phases = TRAINERS if self._agents else TOGETHER
         self._agent_phases, self._extra = tuple(agent_phases), extra
         self._recent = RecentEpisodes()
+        # Those that end first are the short ones.
+        self._enough = max(WINDOW, sum(gmi.num_env for gmi in layout.gmis))
         self.wants_checkpoint: Callable[[], bool] = lambda: False  # is asked in each `agree`
         self.checkpoint_wanted = False  # by any GMI, at the last `agree`
 
@@ -59,6 +61,11 @@ class Progress:
     def return_mean(self) -> float | None:
         """Returns the mean return of the last 100 episodes; None before the first one has ended."""
         return self._recent.means()[0]
+
+    @property
+    def has_seen_enough(self) -> bool:
+        """Tells whether 100 episodes have ended, and as many as there are environments."""
+        return self._recent.total >= self._enough
 
     def agree(
         self,
@@ -101,10 +108,10 @@ class Progress:
         gmi_seconds = [seconds[gmi_id] for gmi_id in sorted(seconds)]
         return Agreement(bool(sums[0]), metrics, gmi_seconds, [row[end:] for row in rows])
 
-    def state_dict(self) -> list[list[float]]:
+    def state_dict(self) -> dict[str, Any]:
         return self._recent.state_dict()
 
-    def load_state_dict(self, state: list[list[float]]) -> None:
+    def load_state_dict(self, state: dict[str, Any] | list[list[float]]) -> None:
         self._recent.load_state_dict(state)
 
 

@@ -289,6 +289,8 @@ def test_a_target_return_ends_the_run(tmp_path):
     result = launch(config(tmp_path, run__target_return=1.0, run__total_steps=10**6))
     assert result.state == "finished"
     assert result.steps < 10**5
+    ended = [line["episodes"] for line in metrics(result.folder)]
+    assert sum(ended) >= 100 > sum(ended[:-1])  # the first to end are short ones
 
 
 @pytest.mark.slow
@@ -307,7 +309,7 @@ def test_resuming_a_run_that_has_reached_its_return_trains_no_more(tmp_path, cap
 
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_to_a_higher_return(tmp_path):
-    run = launch(config(tmp_path, run__target_return=1.0))
+    run = launch(config(tmp_path, run__target_return=1.0, run__total_steps=20_480))
     further = launch(None, "run.target_return=1e9", resume=run.folder)
     assert further.steps == load_config(run.folder / "config.yaml").run.total_steps > run.steps
 

@@ -304,3 +304,19 @@ def test_progress_has_the_seconds_of_agents_and_trainers_apart():
     ]
     assert (agreed.metrics["simulate_s"], agreed.metrics["wait_s"]) == (4.0, 1.0)
     assert (progress.return_mean, agreed.metrics["length_mean"], agreed.stop) == (15.0, 6.0, False)
+
+
+def test_episodes_are_enough_when_each_environment_can_have_ended_one():
+    layout = tdg_ex(Topology((Device(0, "cpu", "cores", (0, 1, 2)),)), 3, 60)
+    progress = Progress(layout)
+    progress.connect(solo_group())
+    enough = []
+    for _ in range(3):
+        progress.agree(Seen(50, 1.0, 1.0), (0.0, 0.0, 0.0), False)
+        enough.append(progress.has_seen_enough)
+        saved, progress = progress.state_dict(), Progress(layout)
+        progress.connect(solo_group())
+        progress.load_state_dict(saved)
+    assert enough == [False, False, True]  # of 120 environments
+    progress.load_state_dict([[20.0, 40.0, 1.0]])  # as checkpoints had it
+    assert (progress.return_mean, progress.has_seen_enough) == (2.0, False)
