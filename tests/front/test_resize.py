@@ -7,13 +7,15 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack, nullcontext
 
 import pytest
 import yaml
 
 import bodies_resize as bodies
 import gmi_drl
-from gmi_drl.gmi import LayoutSlices, SliceError
+from gmi_drl.gmi import GmiDied, LayoutSlices, SliceError
+from gmi_drl.launcher.callbacks.calls import Callbacks
 from gmi_drl.launcher.folder.resize_request import (
     ResizeRequest,
     answer_in,
@@ -22,7 +24,10 @@ from gmi_drl.launcher.folder.resize_request import (
     withdraw_request,
 )
 from gmi_drl.launcher.folder.run_folder import RunFolder
+from gmi_drl.launcher.start.jobs import new_job
 from gmi_drl.launcher.start.launcher import launch
+from gmi_drl.launcher.start.resizer import Resizer
+from gmi_drl.launcher.start.training_run import TrainingRun
 from gmi_drl.launcher.watch import noise_watch
 from gmi_drl.launcher.watch.noise_watch import NoiseFit
 from gmi_drl.launcher.watch.watch import Drift, Drifted, Promise
@@ -222,6 +227,42 @@ def test_a_layout_that_does_not_come_up_is_undone(tmp_path):
     assert "only alone" in str(answer)
     assert {len(line["gmi_seconds"]) for line in metrics} == {1}
     assert len(RunFolder(folder).layout().gmis) == 1
+
+
+class StoppingGang(nullcontext):
+    """A gang of which a GMI dies after all were asked to stop."""
+
+    asked_to_stop, is_stopped = True, False
+
+    def __enter__(self):
+        return self
+
+    def start(self, method):
+        raise GmiDied(0, "trainer", signal=9)
+
+    def records(self):
+        return []
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_run_that_is_asked_to_stop_goes_on_by_no_other_layout(tmp_path, monkeypatch, is_new):
+    with ExitStack() as locks:
+        job, _, _ = new_job(config(tmp_path), [], None, tmp_path, locks, resolve=None)
+        folder = RunFolder(job.folder)
+        resizer = Resizer(folder, job, None, None)
+        run = TrainingRun(
+            folder=folder, view="none", store=None,
+            callbacks=Callbacks([], folder.path, job.config), resizer=resizer, watch=None,
+            promise_of=None, cluster=None, started=0.0, notes=(),
+        )  # fmt: skip
+        gangs = iter([StoppingGang()])
+        monkeypatch.setattr(run, "_gang", lambda *args: next(gangs))
+        if is_new:
+            monkeypatch.setattr(resizer, "_before", job)
+        else:
+            monkeypatch.setattr(resizer, "lose", lambda *args: pytest.fail("it looks for a layout"))
+        with pytest.raises(GmiDied):
+            run.train()
 
 
 @pytest.mark.slow

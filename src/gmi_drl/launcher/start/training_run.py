@@ -72,6 +72,7 @@ class TrainingRun:
         policies = PolicyLog(self.store, job.session, job.config, job.layout, self._policies)
         self._policies = policies
         traced = traced_gmis(job.config, job.layout)
+        gang: Gang | None = None
         try:
             with (
                 at_work(None if self.cluster else job.layout.topology),
@@ -87,7 +88,8 @@ class TrainingRun:
             self.notes = self._drop_hosts(error)
             return None
         except GmiDrlError as error:
-            self.notes = self._notes_on(error, job, policies)
+            is_stopping = gang is not None and self.job is job and self._is_stopping(gang)
+            self.notes = self._notes_on(error, job, policies, is_stopping)
             return None
         return None if end is None else replace(end, traces=traces())
 
@@ -138,8 +140,10 @@ class TrainingRun:
         try:
             stopped = train_until_done(job, reports, restarts, resizer)
         except GmiDied:  # perhaps because a device is lost
-            if warning := resizer.lose(gang, reports.iteration_times.grace_s()):
-                warn(screen, warning)
+            if not self._is_stopping(gang):
+                grace_s = reports.iteration_times.grace_s()
+                if warning := resizer.lose(gang, grace_s):
+                    warn(screen, warning)
             raise
         self.restarts += restarts.count
         gmis = list(gang.results().values())
@@ -183,17 +187,24 @@ class TrainingRun:
             return True
         return False
 
-    def _notes_on(self, error: GmiDrlError, job: Job, policies: PolicyLog) -> Sequence[str]:
+    def _is_stopping(self, gang: Gang) -> bool:
+        """Tells whether a gang was asked to stop for good, and not for the next layout."""
+        return gang.asked_to_stop and not self.resizer.is_wanted
+
+    def _notes_on(
+        self, error: GmiDrlError, job: Job, policies: PolicyLog, is_stopping: bool
+    ) -> Sequence[str]:
         """Turns back to an earlier layout after an error, or raises; returns notes.
 
-        `job` and `policies` are what was trained by when it was raised.
+        `job` and `policies` are what was trained by when it was raised. No other layout goes on
+        with a run that `is_stopping`.
         """
         if isinstance(error, GmiDied):
             ending = exit_text(error.exit_code, error.signal)
             death_count = len(error.deaths)
             policies.died(error.gmi_id, death_count, "raised" if error.error else ending)
             policies.flush()
-        if isinstance(error, CallbackError):  # says nothing of the layout
+        if is_stopping or isinstance(error, CallbackError):  # which says nothing of the layout
             raise error
         if self.cluster is not None and (ranks := self.cluster.untried):
             host_lost = HostLost(f"a host that was taken in again does not train: {error}")
