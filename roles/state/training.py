@@ -144,7 +144,9 @@ class Training:
         self._save(final=True)
         self._optimizer.finish()
         result = self._evaluate()
-        self._group.finish(json.dumps(result))
+        # Of each policy only this answer tells, as there may be too many for a group's outcome.
+        outcome = {key: value for key, value in result.items() if "/" not in key}
+        self._group.finish(json.dumps(outcome))
         return result
 
     def _is_bereft(self) -> bool:

@@ -138,6 +138,28 @@ def test_agents_who_share_a_policy_learn(tmp_path):
     assert [policy.act(np.array([bit], np.float32)) for bit in (0.0, 1.0)] == [0, 1]
 
 
+@pytest.mark.slow
+def test_a_run_of_sixteen_policies_ends_with_the_return_of_each(tmp_path):
+    names = [f"policy_of_agent_{i}" for i in range(16)]
+    path = config(
+        tmp_path,
+        gmis=2,
+        iterations=1,
+        env={
+            "id": "bodies_agents:Matching", "adapter": "pettingzoo", "num_env": 2,
+            "options": {"count": 16},
+        },
+        multi_agent={
+            "policies": names, "mapping": {f"agent_{i}": name for i, name in enumerate(names)},
+        },
+    )  # fmt: skip
+    result = gmi_drl.launch(path, view="none")
+    assert result.state == "finished"
+    for answer in result.gmis:
+        returns = [answer[f"{name}/eval_return"] for name in names]
+        assert sum(returns) / 16 == pytest.approx(result.eval_return)
+
+
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
