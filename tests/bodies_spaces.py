@@ -132,3 +132,22 @@ _PICTURE = np.zeros((8, 8, 3), "u1")
 _register("DrawnStepRaises", **_DRAWS, observation_space=_SHIFTED,
           render=lambda self: _PICTURE, step=_raise)  # fmt: skip
 _register("RewardRaises", compute_reward=_raise)
+
+
+_HIGH = np.array([4.8, np.inf, 0.41887903, np.inf], np.float32)  # CartPole's
+
+
+class PaysActions(Sampled):
+    """Begins and goes on alike always, and the return tells which actions were taken."""
+
+    observation_space = S.Box(-_HIGH, _HIGH)
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0] * 0, {}
+
+    def step(self, action):
+        self.age += 1
+        return np.zeros(4, "f4"), float(action) / 2**self.age, self.age == 20, False, {}
+
+
+gymnasium.register("PaysActions-v0", entry_point=PaysActions)

@@ -17,7 +17,10 @@ TASKS = {
     "lstm": {"algorithm": {"horizon": 32, "recurrent": {"size": 16}}},
     "a2c": {"algorithm": {"name": "a2c", "horizon": 8}},
     "ant": {"env": {"id": "Ant-v5"}, "algorithm": {"horizon": 32}},
-    "dqn": {"algorithm": {"name": "dqn", "replay_start": 64, "dueling": True}},
+    "dqn": {
+        "algorithm": {"name": "dqn", "replay_start": 64, "dueling": True},
+        "layout": {"gmi_per_gpu": 2},
+    },
     "c51": {
         "algorithm": {
             "name": "dqn",
@@ -114,6 +117,7 @@ TASKS = {
     "torch": {"env": {"id": "BallBalance-v0"}, "algorithm": {"horizon": 16}},
     "structure": {"env": {"id": "bodies_spaces:ShowsShifted-v0"}, "algorithm": {"horizon": 16}},
     "mixed": {"env": {"id": "bodies_spaces:TakesMixed-v0"}, "algorithm": {"horizon": 16}},
+    "numbers": {"env": {"id": "bodies_spaces:Numbers-v0"}, "algorithm": {"horizon": 16}},
     "async": {
         "mode": "async",
         "algorithm": {"name": "impala", "horizon": 16},

@@ -198,7 +198,10 @@ def test_episodes_are_as_many_of_each_environment_whatever_their_length(train):
     assert other.returns != found.returns
 
 
-@pytest.mark.parametrize("task", ["ppo", "lstm", "dqn", "sac", "images", "mixed"])
+@pytest.mark.parametrize("task", [
+    "ppo", "lstm", "dqn", "sac", "images", "mixed",
+    *(pytest.param(task, marks=pytest.mark.slow) for task in ("c51", "mbpo", "async")),
+])  # fmt: skip
 def test_stochastic_actions_are_drawn_by_the_seed(train, task):
     first, again, other = (
         gmi_drl.evaluate(train(task), episodes=3, seed=seed, stochastic=True) for seed in (1, 1, 2)
@@ -206,6 +209,25 @@ def test_stochastic_actions_are_drawn_by_the_seed(train, task):
     assert first.returns == again.returns
     if task not in ("images", "mixed"):  # which pay alike whatever is done, or nearly so
         assert first.returns != other.returns
+
+
+def test_stochastic_actions_are_others_in_each_gmi_that_evaluates(train):
+    pays = ["env.id=bodies_spaces:PaysActions-v0"]
+    found = gmi_drl.evaluate(train("ppo"), episodes=8, stochastic=True, overrides=pays)
+    assert len(set(found.returns)) == 8  # four of each of two GMIs
+
+
+def test_environments_explore_as_those_of_training_do(train):
+    changes = ["env.id=bodies_spaces:PaysActions-v0", "algorithm.epsilon=0.5"]
+    changes += ["algorithm.epsilon_alpha=100", "algorithm.epsilon_steps=1"]
+    folder = train("dqn")
+    (greedy,) = gmi_drl.evaluate(folder, episodes=1, num_env=1, overrides=changes).returns
+    for num_env in (None, 2):  # one of each of two GMIs, or two at once
+        first, last = gmi_drl.evaluate(
+            folder, episodes=2, num_env=num_env, stochastic=True, overrides=changes
+        ).returns
+        assert first != greedy
+        assert last == greedy
 
 
 @pytest.mark.parametrize("task", ["alphazero", "es"])

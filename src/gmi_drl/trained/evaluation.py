@@ -148,9 +148,10 @@ def _play(
     progress: Callable[[int, int, float], None],
 ) -> Iterator[_Episodes]:
     """Yields returns [n], lengths [n] and how many were cut, of one batch of environments each."""
-    sampling_seed = None
-    if stochastic:
-        sampling_seed = policy.origin.config.run.seed if seed is None else seed
+    generator = None
+    if stochastic:  # one for all batches, which draw other actions so
+        generator = torch.Generator(policy.device)
+        generator.manual_seed(policy.origin.config.run.seed if seed is None else seed)
     if seed is None and num_env is None:
         trainers = policy.origin.layout.holding("trainer")
         share = -(-episodes // len(trainers))
@@ -161,7 +162,7 @@ def _play(
         at_once = min(num_env or episodes, episodes)
         batches = [(at_once, -(-episodes // at_once), None)]
     total, before, paid = sum(count * per_env for count, per_env, _ in batches), 0, 0.0
-    for count, per_env, gmi_id in batches:
+    for index, (count, per_env, gmi_id) in enumerate(batches):
 
         def tell(episodes: EpisodeCount, before: int = before, paid: float = paid) -> None:
             places = torch.arange(episodes.returns.shape[1], device=episodes.ended.device)
@@ -171,8 +172,9 @@ def _play(
             progress(count, of, (paid + float(ended.sum())) / count if count else math.nan)
 
         with importable(policy.origin.import_path), closing(policy.make_env(count, gmi_id)) as env:
+            actor = policy.actor(env.num_env, generator, index, len(batches))
             with policy.use_threads():
-                played = play(env, policy.actor(env.num_env, sampling_seed), per_env, seed, tell)
+                played = play(env, actor, per_env, seed, tell)
             mask = played.counted.cpu()  # but for agents who were not
             returns, lengths = (tensor.cpu()[mask] for tensor in (played.returns, played.lengths))
             unfinished = len(returns) - int(played.ended.sum())

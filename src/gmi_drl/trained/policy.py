@@ -272,14 +272,21 @@ class TrainedPolicy:
                 return self._role.make_env(num_env)
             return _role_of(self.origin, gmi_id, self.device).make_env(num_env, seed=2)
 
-    def actor(self, num_env: int, sampling_seed: int | None = None) -> GreedyActor | SamplingActor:
+    def actor(
+        self,
+        num_env: int,
+        generator: torch.Generator | None = None,
+        index: int = 0,
+        num_actors: int = 1,
+    ) -> GreedyActor | SamplingActor:
         """Returns what acts in `num_env` environments, or rows of agents.
 
-        With a seed it draws actions as in training. PolicyNotLoaded if it draws none there.
+        With a generator it draws actions as in training. PolicyNotLoaded if it draws none there.
+        `index`: of `num_actors` alike, whose environments explore as all of a training's do.
         """
         role, normalizer = self._role, self._role.normalizers.observations
         policy = role.policy
-        if sampling_seed is None:
+        if generator is None:
             return GreedyActor(policy, normalizer)
         if not policy.noise_columns:
             raise PolicyNotLoaded(
@@ -287,11 +294,12 @@ class TrainedPolicy:
                 "training explores by parameters or games that it draws itself. Leave --stochastic "
                 "out."
             )
+        numbers = range(index * num_env, (index + 1) * num_env)
+        role.algorithm.explore_as(numbers, num_actors * num_env)
         role.algorithm.before_sampling(self.origin.steps)
         if isinstance(policy, LeaguePolicy):  # whose snapshots were not loaded
             policy = policy.alone
         batch = Batch.allocate(1, num_env, role.observed, policy, self.device)
-        generator = torch.Generator(self.device).manual_seed(sampling_seed)
         return SamplingActor(policy, normalizer, batch, generator)
 
     def _zeros(self, count: int) -> Tensor:
