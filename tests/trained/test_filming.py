@@ -147,6 +147,12 @@ def test_an_ffmpeg_that_does_not_run_costs_films_that_need_it(train, tmp_path, m
     assert record_video(train("ppo"), file=tmp_path / "film.gif", max_frames=6).is_file()
 
 
+def test_a_gif_of_a_short_episode_has_its_first_picture(train, tmp_path):
+    short = ["env.max_episode_steps=2"]
+    film = record_video(train("ppo"), file=tmp_path / "film.gif", overrides=short)
+    assert film.read_bytes().startswith(b"GIF8")
+
+
 def test_a_package_that_draws_is_named(train, tmp_path, monkeypatch):
     (tmp_path / "pygame.py").write_text("raise ImportError('not here')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

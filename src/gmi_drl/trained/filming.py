@@ -151,9 +151,10 @@ def film_here(text: str) -> dict[str, Any]:
             for number, picture in enumerate(pictures, 1):
                 if number % _TELL_EVERY == 0:
                     print(f"{number:,} pictures", file=sys.stderr, flush=True)
-                if file.suffix == ".gif" and number % _GIF_EVERY:
-                    continue
-                film.append_data(_small(picture) if file.suffix == ".gif" else picture)
+                if file.suffix != ".gif":
+                    film.append_data(picture)
+                elif number % _GIF_EVERY == 1:  # the first, as an episode may have no more
+                    film.append_data(_small(picture))
                 if number >= request["max_frames"]:
                     break
             film.close()
