@@ -132,6 +132,8 @@ _PICTURE = np.zeros((8, 8, 3), "u1")
 _register("DrawnStepRaises", **_DRAWS, observation_space=_SHIFTED,
           render=lambda self: _PICTURE, step=_raise)  # fmt: skip
 _register("RewardRaises", compute_reward=_raise)
+_PARTS = S.Tuple((ACTIONS["Whole"][1], S.Box(0.0, 1.0, (1,), np.float32)))
+_register("Numbers", observation_space=OBSERVATIONS["Scalar"][1], action_space=_PARTS)
 
 
 _HIGH = np.array([4.8, np.inf, 0.41887903, np.inf], np.float32)  # CartPole's

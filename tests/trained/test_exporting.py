@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 
@@ -50,7 +51,7 @@ def elsewhere():
 
 
 @pytest.mark.parametrize(
-    "task", ["ppo", *slowly("lstm", "r2d2", "dqn", "sac", "structure", "mixed")]
+    "task", ["ppo", "numbers", *slowly("lstm", "r2d2", "dqn", "sac", "structure", "mixed")]
 )
 def test_a_pt2_file_gives_the_same_bits_elsewhere(train, elsewhere, tmp_path, task):
     policy = gmi_drl.load_policy(train(task))
@@ -65,7 +66,7 @@ def test_a_pt2_file_gives_the_same_bits_elsewhere(train, elsewhere, tmp_path, ta
     torch.testing.assert_close(torch.load(tmp_path / "out"), wanted, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("task", ["lstm", *slowly("ant", "images", "mixed")])
+@pytest.mark.parametrize("task", ["lstm", *slowly("ant", "images", "mixed", "numbers")])
 def test_an_onnx_file_takes_any_number_of_observations(train, tmp_path, task):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -95,6 +96,16 @@ def test_what_is_exported_are_the_actions_of_the_policy(train, task):
         assert len(actions) == len(rows)
     else:
         np.testing.assert_allclose(actions.numpy(), policy.act(rows.numpy()), atol=1e-6)
+
+
+def test_numbers_of_an_integer_box_are_whole_in_what_is_exported(train):
+    policy = gmi_drl.load_policy(train("numbers"))
+    (rows,) = observed(policy)
+    with torch.no_grad():
+        actions = exported(policy)(rows)
+    whole, real = policy.act(rows)  # a Tuple's parts
+    assert torch.equal(actions, torch.cat([whole, real], 1))
+    assert (real % 1 > 0).all()
 
 
 @pytest.mark.slow
@@ -235,6 +246,20 @@ def test_a_card_goes_by_the_format_and_replaces_nothing_but_a_card(
         assert main(["export", folder, "-o", str(project / name), "--card"]) == 2
         assert "a folder of its own" in capsys.readouterr().err
     assert not list(project.iterdir())
+
+
+def test_a_card_has_the_layout_file_that_its_config_names(train, tmp_path, monkeypatch):
+    monkeypatch.setattr(card, "record_video", lambda *args, **options: None)
+    folder, export = train("ppo"), tmp_path / "policy.pt2"
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    run = shutil.copytree(folder, tmp_path / "run")
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"layout": "layout.yaml"}))
+    (run / "layout.yaml").write_text("the GMIs")
+    assert main(["export", str(run), "-o", str(export), "--card"]) == 0
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["layout"] == "layout.yaml"
+    assert (tmp_path / "layout.yaml").read_text() == "the GMIs"
+    assert main(["export", str(folder), "-o", str(export), "--card"]) == 0
+    assert not (tmp_path / "layout.yaml").exists()  # of another card
 
 
 def test_a_name_of_another_format_is_refused(train, tmp_path, capsys):

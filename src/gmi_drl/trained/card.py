@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Final
 import yaml
 
 from gmi_drl import __version__
+from gmi_drl.launcher.folder.run_folder import LAYOUT
 from gmi_drl.placement.config.yaml_text import read_yaml, write_yaml
 
 from .evaluation import Evaluation
@@ -20,7 +22,7 @@ from .policy import PolicyNotLoaded, TrainedPolicy
 
 _CARD: Final = "README.md"
 _FILM: Final = "replay.mp4"
-_FILES: Final = (_CARD, "config.yaml", "results.json", _FILM)
+_FILES: Final = (_CARD, "config.yaml", LAYOUT, "results.json", _FILM)
 _OURS: Final = "library_name: gmi-drl"  # a line of every card
 
 
@@ -49,6 +51,8 @@ def write_card(
 ) -> Path:
     """Writes README.md, config.yaml, results.json and replay.mp4 beside an exported file.
 
+    And layout.yaml, if the run's config names it.
+
     `overrides` and `progress` are for the film, of one episode; where none can be made, a warning
     says why. Returns the card; nothing is uploaded.
     """
@@ -57,6 +61,9 @@ def write_card(
     settings, _, _ = read_yaml(config.read_text(encoding="utf-8"), str(config))
     settings["run"].pop("folder", None)  # others are not told where it lies here
     (folder / "config.yaml").write_text(write_yaml(settings), encoding="utf-8")
+    (folder / LAYOUT).unlink(missing_ok=True)  # of another card
+    if (run / LAYOUT).is_file():
+        shutil.copyfile(run / LAYOUT, folder / LAYOUT)
     results = evaluation.as_json() | {"run": "/".join(run.parts[-2:])}
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     film, filmed = folder / _FILM, True

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from gmi_drl.placement import AlphaZeroConfig
 from gmi_drl.placement.faults import install
+from gmi_drl.roles.envs.spaces import action_columns, leaves
 
 from .policy import PolicyFailed, PolicyModule, PolicyNotLoaded, TrainedPolicy
 
@@ -46,8 +47,10 @@ class ExportedPolicy(nn.Module):
     An observation is [B, *shape] of a Box, and the vector [B, D] that any other becomes (see
     docs/writing-a-role.md). An action is [B, *shape] of a Box, a MultiDiscrete or a MultiBinary,
     [B] of a Discrete, counted from the space's start; of Dict and Tuple the rows [B, A] of their
-    parts, one behind the other, choices counted from 0.
+    parts, one behind the other, choices counted from 0. Numbers of an integer Box are whole.
     """
+
+    whole: Tensor | None  # columns [A] of an action row that are an integer Box's
 
     def __init__(self, policy: TrainedPolicy) -> None:
         super().__init__()
@@ -59,13 +62,21 @@ class ExportedPolicy(nn.Module):
         self.register_buffer("starts", None, persistent=False)
         if isinstance(space, MultiDiscrete):
             self.starts = torch.as_tensor(space.start)
+        whole = [
+            isinstance(leaf, Box) and leaf.dtype is not None and leaf.dtype.kind in "iu"
+            for _, leaf in leaves(space)
+            for _ in range(action_columns(leaf))
+        ]
+        self.register_buffer("whole", torch.tensor(whole) if any(whole) else None, persistent=False)
 
     def forward(self, observation: Tensor) -> Tensor:
-        rows = observation.flatten(1)
+        rows = observation.reshape(observation.shape[0], -1)  # of numbers, too
         action, _ = self.policy(rows, rows.new_zeros(rows.shape[0], 0))
         return self._shaped(action)
 
     def _shaped(self, action: Tensor) -> Tensor:
+        if self.whole is not None:
+            action = torch.where(self.whole, action.round(), action)
         if self._kind is Discrete:
             return action + self._start
         if self._kind is Box:
@@ -81,7 +92,8 @@ class ExportedRecurrentPolicy(ExportedPolicy):
     """Is one that remembers: the state [B, S] goes in and comes out; zero begins an episode."""
 
     def forward(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        action, next_state = self.policy(observation.flatten(1), state)
+        rows = observation.reshape(observation.shape[0], -1)
+        action, next_state = self.policy(rows, state)
         return self._shaped(action), next_state
 
 
@@ -111,10 +123,10 @@ def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
             "--format pt2, which needs nothing."
         )
     module, examples = exported(policy), observed(policy)
-    with torch.no_grad():
-        expected = _tuple(module(*examples))
     partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
     try:
+        with torch.no_grad():
+            expected = _tuple(module(*examples))
         file.parent.mkdir(parents=True, exist_ok=True)
         with _quiet():
             outputs = kind.write(policy, module, examples, partial)

@@ -30,7 +30,7 @@ from gmi_drl.runtime.gcs.database import set_aside
 
 METRICS: Final = "metrics.jsonl"
 EVALUATION: Final = "report/eval.json"  # by `gmi-drl evaluate`
-_LAYOUT: Final = "layout.yaml"
+LAYOUT: Final = "layout.yaml"
 _CHANGE: Final = "change.json"  # another config and layout, while they are written
 _NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -66,7 +66,7 @@ class RunFolder:
             folder = cls(path.resolve())
             if config.layout.file is not None:
                 text = Path(config.layout.file).read_text(encoding="utf-8")
-                folder.write_atomic(_LAYOUT, text)
+                folder.write_atomic(LAYOUT, text)
             folder.write_config(config)
             folder.write_atomic("layout.json", layout.to_json())
             fields = {"env": config.env.id, "seed": config.run.seed}
@@ -172,8 +172,8 @@ class RunFolder:
     def write_config(self, config: Config) -> None:
         """Writes the resolved config; its layout file is the copy that lies beside it."""
         data = config.model_dump(mode="json")
-        if config.layout.file is not None and (self.path / _LAYOUT).exists():
-            data["layout"]["file"] = _LAYOUT
+        if config.layout.file is not None and (self.path / LAYOUT).exists():
+            data["layout"]["file"] = LAYOUT
         self.write_atomic("config.yaml", write_yaml(data))
 
     def become(self, config: Config, layout: Layout, plan: str = "") -> None:
