@@ -3,17 +3,20 @@
 In each round every GMI's evaluators sample into its replay, and all GMIs take the steps that are
 due, which they count alike. A GMI that is restarted begins with an empty storage, and draws from
 what it has by then. If all begin so, all wait until their replays are filled as at the start.
+
+Where a model is trained on what is kept, all GMIs do so in the same round. They meet after each
+part of that work: one whose model takes longer is waited for part by part, however long it takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from gmi_drl.comm import Group
+from gmi_drl.comm import Group, solo_group
 from gmi_drl.roles.envs.protocol import Stacking, VecEnv
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.samples.batch import Batch
@@ -21,12 +24,15 @@ from gmi_drl.roles.samples.hindsight import Hindsight
 from gmi_drl.roles.samples.replay import ReplayBuffer
 from gmi_drl.roles.seeds import GOALS
 from gmi_drl.roles.telemetry.experience import Kept
+from gmi_drl.runtime.process.progress import beat
 
 from .learner import Learner
 from .sync_rounds import Sampling, SyncRounds
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
+
+_OVER: Final = object()
 
 
 def make(role: ActingRole) -> SyncRounds:
@@ -87,6 +93,7 @@ class OnReplay:
         self.learner, self._replay, self._hindsight = learner, replay, hindsight
         self._saves: bool = learner.algorithm.settings.replay_save
         self._normalizer = learner.algorithm.normalizers.observations
+        self._group = solo_group()  # until `connect`
         self._rows = self._drawn = 0  # put in and drawn by the last update
         # How many rows a round has put in: the last version before, the rows that were put in by
         # then, and the rows of each round since. Resizing a run adds an entry.
@@ -96,6 +103,7 @@ class OnReplay:
     def connect(self, group: Group) -> None:
         """Agree with the other GMIs on whether all replays begin anew; collective."""
         limiter = self._replay.limiter
+        self._group = group
         if not any(group.exchange(len(self._replay))) and limiter.rows:
             limiter.begin_anew()
 
@@ -117,6 +125,8 @@ class OnReplay:
         learner.algorithm.postprocess(batch, self._no_moments)
         drawn_before, self._rows = replay.limiter.drawn, batch["reward"].numel()
         replay.put(batch)
+        if replay.fits_model and replay.ready():
+            self._fit_models()
         learner.noise.begin(replay.batch_size)
         while replay.ready():
             drawn, keys = replay.next()
@@ -128,6 +138,15 @@ class OnReplay:
             replay.feedback(keys, extras.get("priorities"))
         self._drawn = replay.limiter.drawn - drawn_before
         learner.clock.stop()
+
+    def _fit_models(self) -> None:
+        """Trains the models of all GMIs if that of one is due; collective."""
+        group, replay = self._group, self._replay
+        if not any(group.exchange(int(replay.model_is_due()))):
+            return
+        parts = replay.fit_model()
+        while any(group.exchange(int(next(parts, _OVER) is not _OVER))):
+            beat("update")
 
     def kept(self, iteration: int) -> Kept:
         """Describes the replay after the update of `iteration`, which was not described before."""

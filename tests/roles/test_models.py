@@ -1,6 +1,7 @@
 """Models: their loss by NumPy, LQR's matrices, roll-outs beside real steps, planning, refusals."""
 
 import math
+import re
 from collections import deque
 
 import gymnasium
@@ -22,7 +23,9 @@ from gmi_drl.roles.models.fitting import ModelFit
 from gmi_drl.roles.models.known import pendulum
 from gmi_drl.roles.models.terminations import TERMINATIONS, termination_of
 from gmi_drl.roles.optimizers.descent import one_thread
+from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.policies.planning import PlanningPolicy
+from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.trained.exporting import export_policy
 from run_files import metrics
 
@@ -38,6 +41,10 @@ MBPO_KEYS = {
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def run(parts):
+    deque(parts, maxlen=0)
 
 
 # The model ----------------------------------------------------------------------------------------
@@ -91,7 +98,7 @@ def test_a_linear_model_finds_the_matrices_of_lqr():
     draws = generator()
     fit = ModelFit(EnsembleModel(3, 2, 3, [], draws), settings, draws)
     with one_thread():
-        fit.fit(inputs, targets)
+        run(fit.fit(inputs, targets))
     model, zero = fit.model, torch.zeros(3, 1, 3)
     for best in fit.elites.tolist():
         origin = model.predict(zero, torch.zeros(1, 2))[0][best, 0]
@@ -115,7 +122,7 @@ def test_a_model_goes_on_by_the_settings_of_its_own_run():
         )
         for rate, decay in ((1e-3, 1e-4), (1e-2, 0.0))
     )  # fmt: skip
-    saved.fit(torch.rand(40, 5), torch.rand(40, 4))
+    run(saved.fit(torch.rand(40, 5), torch.rand(40, 4)))
     resumed.load_state_dict(saved.state_dict())
     (group,) = resumed._optimizer.param_groups
     assert (group["lr"], group["weight_decay"]) == (1e-2, 0.0)
@@ -216,16 +223,81 @@ def test_no_model_is_fitted_to_fewer_than_two_steps_with_numbers(count):
     finals["next_observation"][count:] = math.nan
     source._storage.gather = lambda *its: finals
     source._since = MBPO_KEYS["model_every"]
-    source.next()
+    run(source.fit_model())
     assert source._imagined is before
     assert source._model.error == error
     optimizer.close()
 
 
+class Peer:
+    """A group with one other rank, which brings `answers` to the meetings."""
+
+    def __init__(self, *answers):
+        self.answers, self.brought = deque(answers), []
+
+    def exchange(self, value):
+        self.brought.append(value)
+        return [value, self.answers.popleft()]
+
+
+def trained_learner():
+    optimizer = learner_of()
+    while not optimizer._replay._replay._imagined:
+        optimizer.step()
+    return optimizer
+
+
+def test_a_model_is_trained_when_that_of_another_gmi_is():
+    optimizer = trained_learner()
+    source, error = optimizer._replay._replay, optimizer._replay._replay._model.error
+    assert not source.model_is_due()
+    optimizer._replay._group = group = Peer(1, *[0] * 100)
+    optimizer.step()
+    assert group.brought[0] == 0
+    assert source._model.error != error
+    assert source._since == 0
+    optimizer.close()
+
+
+def test_gmis_meet_until_the_models_of_all_are_trained():
+    """However long it takes: each part is waited for by itself."""
+    optimizer = trained_learner()
+    optimizer._replay._group = group = Peer(1, *[1] * 500, 0)
+    optimizer.step()
+    assert not group.answers
+    assert sum(group.brought) < 500  # the other's took longer
+    assert group.brought[-1] == 0
+    optimizer.close()
+
+
+def test_steps_that_are_taken_back_count_no_more():
+    optimizer = trained_learner()
+    source = optimizer._replay._replay
+    state, since = optimizer._replay.state_dict(), source._since
+    optimizer.step()
+    assert source._since == since + 16
+    optimizer._replay.load_state_dict(state)
+    assert source._since == since
+    optimizer.close()
+
+
+def test_a_planner_learns_beside_a_final_observation_that_is_infinite():
+    env = gymnasium.make("Pendulum-v1")
+    settings = CEMConfig(normalize_observation=False)
+    network = CEM.make_network(settings, env, generator())
+    algorithm = CEM(settings, CEM.make_policy(network, settings), Normalizers(None, None))
+    columns = {"observation": 3, "next_observation": 3, "action": 1}
+    batch = Batch({name: torch.rand(4, width) for name, width in columns.items()})
+    batch.columns["reward"] = torch.rand(4)
+    batch["next_observation"][0] = math.inf
+    batch["next_observation"][1] = math.nan
+    assert algorithm.losses(batch).total.isfinite()
+
+
 def test_an_episode_that_ends_where_none_should_is_told():
     optimizer = learner_of("bodies_models:GmiWalk-v0")
     with pytest.raises(RoleError, match=r"algorithm\.termination=never.*module:function"):
-        deque(iter(optimizer.step, None), maxlen=0)  # until one does
+        run(iter(optimizer.step, None))  # until one does
     optimizer.close()
 
 
@@ -353,19 +425,31 @@ def told(name, *overrides):
 
 
 @pytest.mark.parametrize(
-    ("name", "override", "words"),
+    ("name", "key", "value", "words"),
     [
-        ("mbpo", "elites=9", "algorithm.elites=9; must be at most ensemble=7"),
-        ("mbpo", "n_step=3", "algorithm.n_step=3; the model is of single steps"),
-        ("mbpo", "replay_start=1", "one that is held out"),
-        ("mbpo", "model_network=[0]", "sizes must be 1 or more"),
-        ("cem", "model=pendulum", "Set mode: serving, which acts by it, or model: learned."),
-        ("cem", "plan_elites=300", "must be at most candidates=200"),
-        ("cem", "network=nature", "Use [200, 200]"),
+        ("mbpo", "elites", 9, "algorithm.elites=9; must be at most ensemble=7"),
+        ("mbpo", "n_step", 3, "algorithm.n_step=3; the model is of single steps"),
+        ("mbpo", "sampler", "prioritized", "the model is of single steps that are drawn alike"),
+        ("mbpo", "replay_start", 1, "one that is held out"),
+        ("mbpo", "replay_start", 1_000_000, "must be below replay_capacity=1000000"),
+        ("mbpo", "model_network", [0], "sizes must be 1 or more"),
+        ("cem", "n_step", 3, "algorithm.n_step=3; the model is of single steps"),
+        ("cem", "layer_norm", True, "algorithm.layer_norm=True; the model is of single steps"),
+        ("cem", "plan_elites", 300, "must be at most candidates=200"),
+        ("cem", "network", "nature", "Use [200, 200]"),
     ],
 )
-def test_bad_settings_are_told(name, override, words):
-    assert any(words in fault for fault in told(name, override))
+def test_bad_settings_are_told(name, key, value, words):
+    """By `check`, and from Python."""
+    assert any(words in fault for fault in told(name, f"{key}={value}"))
+    with pytest.raises(RoleError, match=re.escape(words)):
+        learner_of(algorithm={"mbpo": MBPO, "cem": CEM}[name], keys={key: value})
+
+
+def test_a_known_model_that_is_to_be_trained_is_told():
+    faults = told("cem", "model=pendulum")
+    for said in ("Set mode: serving, which acts by it, or", "take observations as they are"):
+        assert any(said in fault for fault in faults)
 
 
 @pytest.mark.parametrize("override", ["rollout_length=0", "real_share=1.5", "holdout=0"])

@@ -5,7 +5,7 @@ B = rows, O = numbers of an observation, A = of an action.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ class ModelReplay(ReplayBuffer):
     are made with the policy of that time, once there are `replay_start` steps and after every
     `model_every` steps. Before that, as in a GMI that is restarted beside others, all is real.
     """
+
+    fits_model = True
 
     def __init__(
         self,
@@ -60,15 +62,24 @@ class ModelReplay(ReplayBuffer):
         super().put(batch)
         self._since += batch["reward"].numel()
 
+    def take_back(self, rows: int) -> None:
+        super().take_back(rows)
+        self._since -= rows
+
+    def model_is_due(self) -> bool:
+        is_used = self._num_real < self.batch_size
+        return is_used and self._since >= self._settings.model_every
+
+    def fit_model(self) -> Iterator[None]:
+        if not self._imagined and not self.model_is_due():
+            return  # a GMI that is restarted beside others
+        inputs, targets = self._real_rows()
+        if len(inputs) > 1:  # one to train on, and one that is held out
+            yield from self._model.fit(inputs, targets)
+            yield from self._roll_out()
+        self._since = 0
+
     def next(self) -> tuple[Batch, Tensor]:
-        if self._num_real == self.batch_size:
-            return super().next()
-        if self._since >= self._settings.model_every:
-            inputs, targets = self._real_rows()
-            if len(inputs) > 1:  # one to train on, and one that is held out
-                self._since = 0
-                self._model.fit(inputs, targets)
-                self._roll_out()
         if not self._imagined:
             return super().next()
         real, places = self._draw_real(self._num_real)
@@ -102,7 +113,7 @@ class ModelReplay(ReplayBuffer):
         return inputs[finite], targets[finite]
 
     @torch.no_grad()
-    def _roll_out(self) -> None:
+    def _roll_out(self) -> Iterator[None]:
         """Makes roll-outs from real steps, by the present policy and the best networks."""
         settings, generator, fit = self._settings, self._generator, self._model
         start, _ = self._draw_real(settings.rollouts)
@@ -129,6 +140,7 @@ class ModelReplay(ReplayBuffer):
                     "discount": torch.where(is_over, 0.0, settings.gamma),
                 }
             )  # fmt: skip
+            yield
             states = next_states[~is_over]
             if not len(states):
                 break

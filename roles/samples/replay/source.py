@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ class ReplayBuffer:
     [B] where the sampler gives one. Where draws do not depend on priorities, all minibatches that
     are due are gathered at once, and cut.
     """
+
+    fits_model: ClassVar[bool] = False  # whether a model is trained on its rows
 
     def __init__(
         self,
@@ -128,6 +130,14 @@ class ReplayBuffer:
 
     def ready(self) -> bool:
         return len(self._storage.rows) > 0 and self.limiter.ready()
+
+    def model_is_due(self) -> bool:
+        """Tells whether the model is to be trained before the next draw."""
+        return False
+
+    def fit_model(self) -> Iterator[None]:
+        """Trains the model, if it has rows for that; yields after each part of the work."""
+        return iter(())
 
     def next(self) -> tuple[Batch, Tensor]:
         if not self._gathered:
