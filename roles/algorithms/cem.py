@@ -72,8 +72,8 @@ class CEM(Algorithm):
         observation, next_observation = batch["observation"], batch["next_observation"]
         inputs = torch.cat([observation, batch["action"]], -1)
         targets = model.targets_of(observation, next_observation, batch["reward"])
-        # The last observation of an episode may be NaN, and is then learned as no change.
-        targets = targets.nan_to_num()
+        # The last observation of an episode may be no number, and is then learned as no change.
+        targets = targets.nan_to_num(0.0, 0.0, 0.0)
         loss = model.loss(inputs.unsqueeze(0), targets, self.settings.model_beta)
         error = model.errors(inputs, targets).mean()
         return Losses(loss, {"model_loss": loss.detach(), "model_error": error})

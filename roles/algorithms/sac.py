@@ -75,7 +75,7 @@ class SAC(OffPolicy):
     @classmethod
     def make_policy(cls, network: Any, settings: Any) -> ExploringPolicy:
         numbers = network.actor.head.out_features
-        if network.critics[0].head.out_features > 1:
+        if not network.critics[0].takes_action:
             return SampledChoicePolicy(network, numbers)
         return SquashedNormalPolicy(network, numbers // 2)
 

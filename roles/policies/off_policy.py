@@ -61,6 +61,7 @@ class Critic(nn.Module):
         """`action_columns`: the numbers of an action that it takes; 0: it takes none."""
         super().__init__()
         name, precision = settings.network, settings.precision
+        self.takes_action = action_columns > 0
         self._joins_late = is_own_network(name) or is_convolutional(name)
         self.trunk: HiddenLayers
         self.joined: HiddenLayers | None = None

@@ -57,6 +57,29 @@ def test_all_faults_are_listed_at_once():
     ]
 
 
+ONE_SAMPLE = ("env.num_env=1", "algorithm.horizon=1", "algorithm.minibatches=1")
+A3C = ("algorithm.name=a3c", "layout.template=tdg_ex", "algorithm.normalize_value=false")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gmis", "is_told"),
+    [
+        (ONE_SAMPLE, 1, True),
+        (ONE_SAMPLE, 2, False),  # of two GMIs
+        ((*ONE_SAMPLE, "algorithm.normalize_advantage=false"), 1, False),
+        ((*ONE_SAMPLE, "algorithm.horizon=2"), 1, False),
+        ((*ONE_SAMPLE, *A3C), 3, True),  # of each agent
+        ((*ONE_SAMPLE, *A3C, "env.num_env=2"), 3, False),
+    ],
+)
+def test_an_advantage_that_would_always_be_0_is_told(overrides, gmis, is_told):
+    said = (
+        "algorithm.normalize_advantage=True; an update has one sample, whose normalised advantage "
+        "is always 0. Set it to false, or raise horizon."
+    )
+    assert (said in told(cores(gmis), *overrides, f"layout.gmi_per_gpu={gmis}")) == is_told
+
+
 def test_more_gmis_than_cores_of_a_device():
     assert told(cores(3, 2), "layout.gmi_per_gpu=2") == [
         "layout.gmi_per_gpu=2; device 0 has 1 of the 3 cores, and each GMI needs one. Use 1 or "
@@ -85,7 +108,11 @@ def test_backend_and_devices_must_agree():
 @pytest.mark.parametrize(
     ("rows", "parts", "remedy"),
     [
-        (("env.num_env=1", "algorithm.horizon=1"), 2, "Use 1, or"),
+        (
+            ("env.num_env=1", "algorithm.horizon=1", "algorithm.normalize_advantage=false"),
+            2,
+            "Use 1, or",
+        ),
         (("env.num_env=7", "algorithm.horizon=1"), 3, "Use 1 or 7, or"),
     ],
 )

@@ -26,7 +26,12 @@ from gmi_drl.roles.algorithms.td3 import TD3
 from gmi_drl.roles.envs import EnvSpecError
 from gmi_drl.roles.errors import CheckpointError, RoleError
 from gmi_drl.roles.policies.flat_parameters import FlatParameters
-from gmi_drl.roles.policies.off_policy import SquashedNormalPolicy, uniform
+from gmi_drl.roles.policies.normalize import Normalizers
+from gmi_drl.roles.policies.off_policy import (
+    SampledChoicePolicy,
+    SquashedNormalPolicy,
+    uniform,
+)
 from ranks import run_ranks
 
 
@@ -364,6 +369,17 @@ def test_then_they_are_the_actors_with_noise():
 
 
 # What they refuse --------------------------------------------------------------------------------
+
+
+def test_sac_takes_the_one_action_that_there_is():
+    settings = SACConfig(network=[4])
+    network = SAC.make_network(settings, bodies.env_of(spaces.Discrete(1)), None)
+    policy = SAC.make_policy(network, settings)
+    assert isinstance(policy, SampledChoicePolicy)
+    made = SAC(settings, policy, Normalizers(None, None))
+    rows = bodies.rows_of(made)
+    rows["action"].zero_()
+    assert made.losses(rows).total.isfinite()
 
 
 @pytest.mark.parametrize(

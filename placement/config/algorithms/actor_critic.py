@@ -131,7 +131,7 @@ class RowsConfig(ActorCriticConfig):
         return self.drop_slowest
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
-        """Yields a fault unless the samples of an update divide by the minibatches."""
+        """Yields faults unless the samples of an update are enough, and minibatches divide them."""
         yield from super().faults(config, agents, trainers)
         num_env, count = config.env.num_env, max(1, agents // trainers) if trainers else 1
         if self.drop_slowest and self.sends_gradients:
@@ -152,6 +152,8 @@ class RowsConfig(ActorCriticConfig):
                 return
             if has_agents:
                 count -= self.drop_slowest
+            else:
+                trainers -= self.drop_slowest
         if self.recurrent is not None:
             product = f"num_env={num_env}" + (f" x {count} agents" if count > 1 else "")
             noun = "environments of an update of one GMI, whose steps stay together"
@@ -163,6 +165,15 @@ class RowsConfig(ActorCriticConfig):
         yield from self.minibatch_faults(
             num_env * self.horizon * count, "samples of an update of one GMI", product, "horizon"
         )
+        normalized_rows = num_env * self.horizon  # of one agent, or of all GMIs
+        if not self.sends_gradients:
+            normalized_rows *= count * trainers
+        if self.normalize_advantage and normalized_rows == 1 and config.multi_agent is None:
+            yield Fault(
+                "algorithm.normalize_advantage", True,
+                "an update has one sample, whose normalised advantage is always 0",
+                "Set it to false, or raise horizon.",
+            )  # fmt: skip
 
 
 class SegmentsConfig(ActorCriticConfig):

@@ -77,7 +77,8 @@ class AlgorithmConfig(Section):
     """Activation of the hidden layers."""
     layer_norm: bool = False
     """LayerNorm (Ba et al., 2016) before the activation of each hidden layer, of `nature` and
-    `impala` of the dense one."""
+    `impala` of the dense one. Layers behind these have none: those of `dueling`, and the one where
+    critics of images take in the action."""
     horizon: Horizon = 16
     """Steps each environment takes between two updates."""
     gamma: float = Field(default=0.99, ge=0, le=1)

@@ -60,9 +60,9 @@ class MBPOConfig(SACConfig):
     """When the model's episodes are over: `never`, `hopper`, `walker2d`, `inverted_pendulum`, or
     module:function of yours. See [terminations](models.md#terminations)."""
 
-    def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
+    def own_faults(self) -> Iterator[Fault]:
         """Yields faults unless roll-outs can be made of what the replay keeps."""
-        yield from super().faults(config, agents, trainers)
+        yield from super().own_faults()
         if self.elites > self.ensemble:
             yield Fault(
                 "algorithm.elites", self.elites,
@@ -138,13 +138,17 @@ class CEMConfig(ReplayConfig):
     """Planner `mppi`: the difference of returns at which a plan weighs e times as much."""
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
-        """Yields faults unless there is a model to learn, and plans to choose from."""
+        """Yields a fault unless there is a model to learn."""
         yield from super().faults(config, agents, trainers)
         if self.model != "learned" and config.mode != "serving":
             yield Fault(
                 "algorithm.model", self.model, "a known model has nothing that could be trained",
                 "Set mode: serving, which acts by it, or model: learned.",
             )  # fmt: skip
+
+    def own_faults(self) -> Iterator[Fault]:
+        """Yields faults unless the model can be learned, and there are plans to choose from."""
+        yield from super().own_faults()
         if self.model != "learned" and self.normalize_observation:
             yield Fault(
                 "algorithm.normalize_observation", True,

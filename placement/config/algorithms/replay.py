@@ -82,8 +82,14 @@ class ReplayConfig(AlgorithmConfig):
         return f"{self.batch_size:,} kept samples in each {where}"
 
     def own_faults(self) -> Iterator[Fault]:
-        """Yields a fault unless the steps of each row have one goal."""
+        """Yields faults unless a first update is possible, and each row has one goal."""
         yield from super().own_faults()
+        if self.replay_start >= self.replay_capacity:
+            yield Fault(
+                "algorithm.replay_start", self.replay_start,
+                f"must be below replay_capacity={self.replay_capacity}",
+                "Lower it, or raise replay_capacity.",
+            )  # fmt: skip
         if self.hindsight and self.n_step > 1:
             yield Fault(
                 "algorithm.hindsight", self.hindsight,
@@ -92,17 +98,12 @@ class ReplayConfig(AlgorithmConfig):
             )  # fmt: skip
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
-        """Yields faults unless a first update is possible, with enough rows for a batch."""
+        """Yields faults unless there are enough rows for a batch at the first update."""
         yield from super().faults(config, agents, trainers)
         num_env = config.env.num_env * max(agents // max(trainers, 1), 1)
         if config.mode == "async":
             num_env = config.env.num_env * config.experience.batch_segments
         if self.replay_start >= self.replay_capacity:
-            yield Fault(
-                "algorithm.replay_start", self.replay_start,
-                f"must be below replay_capacity={self.replay_capacity}",
-                "Lower it, or raise replay_capacity.",
-            )  # fmt: skip
             return
         steps, setting = max((self.n_step, "n_step"), (self.drawn_steps, "horizon"))
         if self.replay_capacity < num_env * steps:
