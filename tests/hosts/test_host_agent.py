@@ -147,9 +147,12 @@ def test_a_launcher_that_hears_nothing_ends():
     orders, told = os.pipe()
     reports, report = os.pipe()
     launcher = subprocess.Popen(
-        [sys.executable, "-c", SILENT, str(report)], stdin=orders, pass_fds=[report]
-    )
-    assert launcher.wait(60) in (0, -signal.SIGTERM)
+        [sys.executable, "-c", SILENT, str(report)], stdin=orders, pass_fds=[report],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    _, said_last = launcher.communicate(timeout=60)
+    assert launcher.returncode in (0, -signal.SIGTERM)
+    assert "nobody has spoken to the launcher of this host for 0.3 s: it ends" in said_last
     for end in (orders, told, reports, report):
         os.close(end)
 

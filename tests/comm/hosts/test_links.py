@@ -39,6 +39,17 @@ def made_links(folders):
             links.close()
 
 
+def met(made, folders):
+    """Has the links of all hosts meet in their first epoch; returns its roster."""
+    for links in made:
+        links.begin(0)
+    roster = next_roster(None, [read_endpoint(folder) for folder in folders])
+    for folder in folders:
+        write_roster(folder, roster)
+    until(lambda: all([links.form(0.02) for links in made]), "all are in one epoch")
+    return roster
+
+
 @pytest.fixture
 def pair(tmp_path):
     folders = [tmp_path / f"host{rank}" for rank in range(2)]
@@ -50,12 +61,7 @@ def pair(tmp_path):
 def test_all_hosts_have_the_same_bits_by_each_way_and_wire_format(tmp_path, count):
     folders = [tmp_path / f"host{rank}" for rank in range(count)]
     with made_links(folders) as made:
-        for links in made:
-            links.begin(0)
-        roster = next_roster(None, [read_endpoint(folder) for folder in folders])
-        for folder in folders:
-            write_roster(folder, roster)
-        until(lambda: all([links.form(0.02) for links in made]), "all are in one epoch")
+        met(made, folders)
         for number, (way, wire, numel) in enumerate(
             itertools.product(get_args(steps.Way), get_args(Wire), (0, 1, 70_000))
         ):
@@ -81,12 +87,7 @@ def test_what_comes_of_an_epoch_that_is_over_is_of_no_stranger(pair, monkeypatch
     def form():
         until(lambda: all([links.form(0.02) for links in pair[0]]), "both are in one epoch")
 
-    for links in pair[0]:
-        links.begin(0)
-    roster = next_roster(None, [read_endpoint(folder) for folder in folders])
-    for folder in folders:
-        write_roster(folder, roster)
-    form()
+    roster = met(*pair)
 
     second.begin(1)  # a GMI of its host was replaced
     roster = next_roster(roster, [read_endpoint(folder) for folder in folders])
@@ -137,13 +138,8 @@ def test_hosts_that_form_are_interrupted_where_one_of_them_is_lost(pair):
 
 
 def test_a_reason_of_any_length_is_told(pair):
-    (first, second), folders = pair
-    for links in pair[0]:
-        links.begin(0)
-    roster = next_roster(None, [read_endpoint(folder) for folder in folders])
-    for folder in folders:
-        write_roster(folder, roster)
-    until(lambda: all([links.form(0.02) for links in pair[0]]), "both are in one epoch")
+    first, second = pair[0]
+    met(*pair)
     second.leave("gone " * 1_000_000)
     until(lambda: first._take_in() or first._left, "the reason")
     with pytest.raises(PeerLeft, match="gone gone"):
@@ -152,12 +148,7 @@ def test_a_reason_of_any_length_is_told(pair):
 
 def test_what_a_leader_sends_that_was_replaced_is_not_kept(pair):
     (first, replaced), folders = pair
-    for links in pair[0]:
-        links.begin(0)
-    roster = next_roster(None, [read_endpoint(folder) for folder in folders])
-    for folder in folders:
-        write_roster(folder, roster)
-    until(lambda: all([links.form(0.02) for links in pair[0]]), "both are in one epoch")
+    roster = met(*pair)
     second = HostLinks(HostSpec(1, MEMBERS, "127.0.0.1", folders[1]), 30.0, lambda: False)
     try:
         first.begin(1)

@@ -196,8 +196,7 @@ class Cluster:
                 del self._asked[place]
                 with suppress(ray.exceptions.RayError):  # it is asked again
                     node, versions = ray.get(reference)
-                    is_fit = versions == own_versions() and node not in self._drains.nodes
-                    if is_fit and place in lost:  # it may be in use again since it was asked
+                    if versions == own_versions() and node not in self._drains.nodes:
                         back.append(place)
         self._ask_s = time.monotonic() + BEAT_S * 4
         return back
