@@ -7,6 +7,8 @@ are 2.5 times as fast as it is with two.
 
     <task>/one    one GMI of one core, against Stable-Baselines3 with one
     <task>/two    two GMIs, against Stable-Baselines3 with the threads of two
+    <task>/half   two GMIs, against twice what one of them does by itself: half of every batch, half
+                  of the environments, nothing to reduce, and nobody on the other core
     <task>/bf16   one GMI of one core with `precision: bf16`, against the same in fp32 (SAC and TD3)
     <task>/apex   an agent and a trainer apart, each with a core, against RLlib's DQN with an env
                   runner beside its learner on the same two cores: prioritised, three steps, an
@@ -43,7 +45,7 @@ TASKS: Final[Mapping[str, tuple[str, str, Sequence[int], int, int]]] = {
     "cartpole_dqn": ("dqn", "CartPole-v1", (128, 128), 64, 6_144),
 }
 APEX: Final = "lunarlander_dqn"
-ROWS: Final = ("one", "two", "bf16")
+ROWS: Final = ("one", "two", "half", "bf16")
 NUM_ENV: Final = 8
 HORIZON: Final = 8
 START: Final = 256  # steps before the first update
@@ -52,10 +54,17 @@ TO_RETURN: Final = 200.0
 APEX_WARMUP: Final = 32  # segments, four times the steps before the first update
 
 
-def ours(task: str, cores: Sequence[int], **changes: Any) -> Callable[[], Rates]:
-    """Returns a function that runs a task, a GMI on each core; `changes` are of its algorithm."""
+def ours(
+    task: str, cores: Sequence[int], gmis: int | None = None, **changes: Any
+) -> Callable[[], Rates]:
+    """Returns a function that runs a task, a GMI on each core.
+
+    `gmis`: how many share the task, if these are not all; then steps/s are of all. `changes` are of
+    its algorithm.
+    """
     name, env, net, batch, steps = TASKS[task]
-    gmis, warmup = len(cores), START // (NUM_ENV * HORIZON) + 2
+    gmis, warmup = gmis or len(cores), START // (NUM_ENV * HORIZON) + 2
+    share = len(cores) / gmis
     algorithm: dict[str, Any] = {
         "name": name, "network": list(net), "activation": "relu", "horizon": HORIZON,
         "batch_size": batch // gmis, "replay_start": START // gmis, "replay_capacity": 100_000,
@@ -66,15 +75,15 @@ def ours(task: str, cores: Sequence[int], **changes: Any) -> Callable[[], Rates]
     config = {
         "version": 1,
         "run": {
-            "total_steps": steps + warmup * NUM_ENV * HORIZON, "log_every": 1,
+            "total_steps": int(share * (steps + warmup * NUM_ENV * HORIZON)), "log_every": 1,
             "checkpoint_every": 0, "eval_episodes": 0,
         },
         "env": {"id": env, "num_env": NUM_ENV // gmis},
         "algorithm": algorithm,
         "hardware": {"backend": "cpu", "num_gpus": 1, "cores": list(cores)},
-        "layout": {"template": "tcg_ex", "gmi_per_gpu": gmis},
+        "layout": {"template": "tcg_ex", "gmi_per_gpu": len(cores)},
     }  # fmt: skip
-    return lambda: {"steps_per_s": launched(config, warmup)["training_samples_per_s"]}
+    return lambda: {"steps_per_s": launched(config, warmup)["training_samples_per_s"] / share}
 
 
 def peer(python: str, task: str, cores: Sequence[int]) -> Callable[[], Rates]:
@@ -97,16 +106,19 @@ def measure(python: str, task: str, rows: Sequence[str], rounds: int) -> None:
     for row, cores in (("one", one_core), ("two", two_cores)):
         if row in rows:
             ways[row], ways[f"sb3 {row}"] = ours(task, cores), peer(python, task, cores)
-            pairs[row] = f"sb3 {row}", "Stable-Baselines3"
+            pairs[row] = row, f"sb3 {row}", "Stable-Baselines3"
+    if "half" in rows:
+        ways["two"], ways["half"] = ours(task, two_cores), ours(task, one_core, gmis=2)
+        pairs["half"] = "two", "half", "twice one of the two by itself"
     if "bf16" in rows and TASKS[task][0] != "dqn":
         ways["one"], ways["bf16"] = ours(task, one_core), ours(task, one_core, precision="bf16")
-        pairs["bf16"] = "one", "fp32"
+        pairs["bf16"] = "bf16", "one", "fp32"
     rates = {
         way: [run["steps_per_s"] for run in runs] for way, runs in in_turn(ways, rounds).items()
     }
-    for row, (peer_way, name) in pairs.items():
+    for row, (way, peer_way, name) in pairs.items():
         emit_pairs(
-            "offpolicy", f"{task}/{row}", "steps/s", rates[row], rates[peer_way], peer_name=name
+            "offpolicy", f"{task}/{row}", "steps/s", rates[way], rates[peer_way], peer_name=name
         )
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -30,6 +31,7 @@ from gmi_drl.report.layout_picture import draw_layout, layout_lines, spans_of
 from gmi_drl.report.plan_tables import compare_templates, print_reduction
 
 CORES = os.sched_getaffinity(0)
+ROOT = Path(__file__).parents[2]
 
 TEXT = """\
 version: 1
@@ -293,8 +295,39 @@ def test_a_round_of_whole_episodes_has_no_samples_that_are_known(config, capsys)
     assert main.main(["plan", str(config), "--no-measure"]) == 0
     out = capsys.readouterr().out
     assert re.search("a round +the episodes of 16 policies, by all GMIs", out)
-    for word in ("samples an update", "minibatches", "noise scale", "iterations"):
+    for word in ("samples an iteration", "minibatches", "noise scale", "iterations"):
         assert word not in out
+
+
+@pytest.mark.parametrize(
+    ("gmis", "updates", "text"),
+    [
+        (1, 1, "1 for each step in all GMIs, of 64 kept samples in each GMI"),
+        (2, 1, "1 for 2 steps in all GMIs"),
+        (2, 2, "1 for each step"),
+        (2, 6, "3 for each step"),
+        (2, 0.5, "1 for 4 steps"),
+    ],
+)
+def test_updates_of_a_replay_are_told_for_the_steps_of_all_gmis(
+    config, capsys, gmis, updates, text
+):
+    algorithm = f"{{name: dqn, horizon: 8, updates_per_row: {updates}}}"
+    config.write_text(TEXT.replace("{network: [8, 8], horizon: 16, minibatches: 1, epochs: 1}",
+                                   algorithm))  # fmt: skip
+    changes = ["--set", "hardware.num_gpus=1", "--set", f"layout.gmi_per_gpu={gmis}"]
+    assert main.main(["plan", str(config), "--no-measure", *changes]) == 0
+    assert re.search(f"minibatches +{text}", capsys.readouterr().out)
+
+
+def test_the_age_of_segments_is_told_where_it_counts(capsys):
+    """A replay keeps steps however old they are."""
+    for example, limited in (("apex_lunarlander", False), ("async_cartpole", True)):
+        path = f"{ROOT}/examples/{example}.yaml"
+        assert main.main(["plan", path, "--no-measure"]) == 0
+        out = capsys.readouterr().out
+        assert "under way on a link at most" in out
+        assert ("updates old at most" in out) == limited
 
 
 def test_a_class_that_is_not_loaded_has_a_plan(config, capsys):

@@ -68,7 +68,7 @@ class ActorCriticConfig(AlgorithmConfig):
     def effort(self) -> str:
         return f", {self.minibatches} minibatches, {self.epochs} epochs"
 
-    def update_text(self, samples: int, where: str) -> str:
+    def update_text(self, samples: int, trainers: int, where: str) -> str:
         size = f"{self.minibatch_size(samples):,} samples in each {where}"
         return f"{self.minibatches} of {size}, {counted(self.epochs, 'epoch')}"
 

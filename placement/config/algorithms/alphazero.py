@@ -103,7 +103,7 @@ class AlphaZeroConfig(AlgorithmConfig):
     def head_layers(self, features: int, parameters: int) -> list[tuple[int, int]]:
         return [(features, parameters + 1)]
 
-    def update_text(self, samples: int, where: str) -> str:
+    def update_text(self, samples: int, trainers: int, where: str) -> str:
         return f"{self.games:,} games of self-play, by all GMIs"
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:

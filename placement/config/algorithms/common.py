@@ -187,8 +187,8 @@ class AlgorithmConfig(Section):
         """Tells whether the head layers have noise of learned size on their weights."""
         return False
 
-    def update_text(self, samples: int, where: str) -> str:
-        """Describes an update of this many samples in each `where`."""
+    def update_text(self, samples: int, trainers: int, where: str) -> str:
+        """Describes an update of this many samples in each of the `trainers`, called `where`."""
         return f"{samples:,} samples in each {where}"
 
     @model_validator(mode="before")

@@ -70,7 +70,7 @@ class EvolutionConfig(AlgorithmConfig):
     def head_layers(self, features: int, parameters: int) -> list[tuple[int, int]]:
         return [(features, parameters)]
 
-    def update_text(self, samples: int, where: str) -> str:
+    def update_text(self, samples: int, trainers: int, where: str) -> str:
         return f"the episodes of {self.population:,} policies, by all GMIs"
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:

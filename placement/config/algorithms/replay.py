@@ -78,8 +78,10 @@ class ReplayConfig(AlgorithmConfig):
     def effort(self) -> str:
         return f", {self.updates_per_row:g} updates a step of {self.batch_size:,} kept samples"
 
-    def update_text(self, samples: int, where: str) -> str:
-        return f"{self.batch_size:,} kept samples in each {where}"
+    def update_text(self, samples: int, trainers: int, where: str) -> str:
+        steps = trainers / self.updates_per_row  # in all GMIs, for each update
+        rate = f"1 for {steps:g} steps" if steps > 1 else f"{1 / steps:g} for each step"
+        return f"{rate} in all GMIs, of {self.batch_size:,} kept samples in each {where}"
 
     def own_faults(self) -> Iterator[Fault]:
         """Yields faults unless a first update is possible, and each row has one goal."""

@@ -172,11 +172,12 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
     if config.mode == "async":
         segment = f"{counted(algorithm.horizon, 'step')} of "
         segment += counted(config.env.num_env, "environment")
-        limits = f"{experience.capacity} under way on a link, {experience.max_policy_lag} updates"
-        text = f"{segment}, {limits} old at most, channels {experience.channels}"
-        rows.append(["segments", text])
+        limits = f"{experience.capacity} under way on a link at most"
+        if not algorithm.kept_steps:  # what is kept may be old
+            limits += f", {experience.max_policy_lag} updates old at most"
+        rows.append(["segments", f"{segment}, {limits}, channels {experience.channels}"])
     if algorithm.whole_episodes:
-        text = algorithm.update_text(0, "")
+        text = algorithm.update_text(0, 0, "")
         return [*rows, ["algorithm", algorithm.name], ["a round", text], ["steps", total_steps]]
     update = UpdateSize.of(config, layout)
     per_trainer = update.samples // update.trainers
@@ -185,8 +186,8 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
     return [
         *rows,
         ["algorithm", algorithm.name],
-        ["samples an update", f"{update.samples:,} ({per_trainer:,} in each {where})"],
-        ["minibatches", algorithm.update_text(per_trainer, where)],
+        ["samples an iteration", f"{update.samples:,} ({per_trainer:,} in each {where})"],
+        ["minibatches", algorithm.update_text(per_trainer, update.trainers, where)],
         *([["noise scale", f"none: {why}"]] if (why := why_none(config, layout)) else []),
         ["iterations", f"{iterations:,} for {total_steps} steps"],
     ]
