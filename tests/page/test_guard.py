@@ -68,11 +68,28 @@ def test_the_link_lets_in_and_leaves_the_address_bar(page):
 
 
 def test_with_https_the_cookie_never_leaves_it():
-    access = Access(hosts_of(["127.0.0.1"], 1), 1, tls=True)
+    access = Access(hosts_of(["127.0.0.1"], 1, True), 1, tls=True)
     app = app_of(pages.live_of(None), access)
     client = pages.Browser(app, "https://127.0.0.1:1")
     answer = client.get(f"/login?token={access.token}")
     assert "Secure" in answer.headers["set-cookie"].split("; ")
+
+
+@pytest.mark.parametrize(
+    ("name", "port", "tls", "sent"),
+    [
+        ("Example.org", 8686, True, "example.org:8686"),
+        ("2001:DB8::1", 8686, True, "[2001:db8::1]:8686"),
+        ("example.org", 443, True, "example.org"),
+        ("2001:db8::1", 443, True, "[2001:db8::1]"),
+        ("127.0.0.1", 80, False, "127.0.0.1"),
+        ("127.0.0.1", 443, False, "127.0.0.1:443"),
+    ],
+)
+def test_the_page_answers_to_what_browsers_call_it(name, port, tls, sent):
+    access = Access(hosts_of([name], port, tls), port, tls)
+    assert access.hosts == {sent}
+    assert access.origins == {f"{'https' if tls else 'http'}://{sent}"}
 
 
 def test_each_start_has_secrets_of_256_bits():

@@ -181,6 +181,24 @@ def test_runs_are_looked_at_before_the_link_is_there(tmp_path, monkeypatch):
     assert done == ["looked", "link", "served"]
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost", "0.0.0.0"])
+def test_the_link_leads_to_where_the_page_listens(tmp_path, monkeypatch, host):
+    pytest.importorskip("uvicorn")
+    monkeypatch.setattr("gmi_drl.page.server._check", lambda address: None)
+    links = []
+
+    def visit(server, sockets):
+        base, port, _ = split(links[0])
+        name = base.removeprefix("http://").rpartition(":")[0].strip("[]")
+        assert sockets[0].getsockname()[1] == port
+        socket.create_connection((name, port), timeout=10).close()
+        links.append("visited")
+
+    monkeypatch.setattr("uvicorn.Server.run", visit)
+    serve(Catalog(tmp_path), Address(host, port=0), control=False, say=links.append)
+    assert links[-1] == "visited"
+
+
 def test_ctrl_c_ends_the_page_and_its_viewers(tmp_path):
     pages.make_run(tmp_path)
     with pages.served(tmp_path) as link:

@@ -62,10 +62,14 @@ class Access:
         return frozenset(f"{'https' if self.tls else 'http'}://{host}" for host in self.hosts)
 
 
-def hosts_of(names: Iterable[str], port: int) -> frozenset[str]:
-    """Returns what browsers send as Host for these names; an IPv6 address goes into brackets."""
-    hosts = [f"[{name}]" if ":" in name else name.lower() for name in names]
-    return frozenset(f"{name}:{port}" for name in hosts)
+def hosts_of(names: Iterable[str], port: int, tls: bool = False) -> frozenset[str]:
+    """Returns what browsers send as Host for these names.
+
+    An IPv6 address is in brackets, and the port of the scheme itself is left out.
+    """
+    suffix = "" if port == (443 if tls else 80) else f":{port}"
+    hosts = (f"[{name}]" if ":" in name else name for name in map(str.lower, names))
+    return frozenset(host + suffix for host in hosts)
 
 
 class Guard:

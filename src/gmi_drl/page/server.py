@@ -50,7 +50,7 @@ class Address:
 
     @property
     def names(self) -> list[str]:
-        """Lists what the page may be called."""
+        """Lists what the page may be called, beginning with what its link says."""
         names = [self.host, *(_LOOPBACK if self.is_local else ())]
         if self.host in _EVERYWHERE:
             names += [*_LOOPBACK, socket.gethostname(), socket.getfqdn()]
@@ -80,7 +80,7 @@ def serve(
     anyio.run(anyio.to_thread.run_sync, live.changes, Viewer(None, None))
     with _listener(address) as listener:
         port = listener.getsockname()[1]
-        access = Access(hosts_of(address.names, port), port, tls=address.tls)
+        access = Access(hosts_of(address.names, port, address.tls), port, tls=address.tls)
         files: dict[str, Any] = {}
         if address.tls:
             files = {"ssl_certfile": address.certificate, "ssl_keyfile": address.key}
@@ -97,10 +97,9 @@ def serve(
             timeout_graceful_shutdown=1,
             **files,
         )
-        name = next(iter(sorted(access.origins, key=lambda origin: "127.0.0.1" not in origin)))
-        if not address.is_local and address.host not in _EVERYWHERE:
-            name = next(iter(access.origins))
-        say(f"{name}{LOGIN}?token={access.token}")
+        (host,) = hosts_of(address.names[:1], port, address.tls)
+        scheme = "https" if address.tls else "http"
+        say(f"{scheme}://{host}{LOGIN}?token={access.token}")
         uvicorn.Server(config).run(sockets=[listener])
 
 
