@@ -15,11 +15,12 @@ from torch import Tensor
 
 from gmi_drl.roles.envs.agents import AgentGroup
 from gmi_drl.roles.errors import RoleError
+from gmi_drl.roles.policies.distributions import slices_of
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.policies.policy_map import NormalizerMap, PolicyMap
 from gmi_drl.roles.samples.batch import Batch
 
-from .algorithm import Algorithm, Losses
+from .algorithm import Algorithm, Losses, checked
 
 
 def by_policy(groups: Sequence[AgentGroup], algorithms: Mapping[str, Algorithm]) -> ByPolicy:
@@ -65,7 +66,8 @@ class ByPolicy(Algorithm):
         counts = [algorithm.num_batch_moments for algorithm in algorithms.values()]
         # The moments of each policy, and then the number of its rows with an agent present.
         self.num_batch_moments = sum(counts) + len(algorithms)  # type: ignore[misc]
-        self._moment_counts = counts
+        self._num_own = sum(counts)
+        self._places = slices_of(counts)
         device = next(policy.network.parameters()).device
         # The weight of this GMI's loss of each policy in the mean over GMIs.
         self._weights = torch.ones(len(algorithms), device=device)
@@ -92,7 +94,7 @@ class ByPolicy(Algorithm):
             packed_rows = batch.rows[rows]
             constants = self.policy.constants_of(name, batch)
             part = Batch(layout.views(packed_rows), {}, constants, packed_rows, layout)
-            losses = algorithm.losses(part)
+            losses = checked(algorithm, algorithm.losses(part))
             total = losses.total * weight if total is None else total + losses.total * weight
             stats |= {f"{name}/{key}": losses.stats[key] * weight for key in self._stat_names}
         assert total is not None
@@ -105,16 +107,16 @@ class ByPolicy(Algorithm):
     def measure(self, batch: Batch, out: Tensor) -> None:
         for algorithm, part, place in self._each(batch):
             algorithm.measure(part, out[place])
-        out[sum(self._moment_counts) :] = self._counts(batch)
+        out[self._num_own :] = self._counts(batch)
 
     def learn_batch_moments(self, moments: Tensor) -> None:
-        for algorithm, place in zip(self.algorithms.values(), self._moment_slices(), strict=True):
+        for algorithm, place in zip(self.algorithms.values(), self._places, strict=True):
             algorithm.learn_batch_moments(moments[:, place])
 
     def postprocess(self, batch: Batch, moments: Tensor) -> None:
         for algorithm, part, place in self._each(batch):
             algorithm.postprocess(part, moments[:, place])
-        counts = moments[:, sum(self._moment_counts) :]
+        counts = moments[:, self._num_own :]
         totals = counts.sum(0)
         num_gmis = (counts > 0).any(1).sum()  # a GMI that is left out has no rows
         self._weights.copy_(self._counts(batch) * num_gmis / totals.clamp(min=1.0))
@@ -125,6 +127,17 @@ class ByPolicy(Algorithm):
         return [
             tensor for algorithm, part, _ in self._each(batch) for tensor in algorithm.changed(part)
         ]
+
+    def explore_as(self, numbers: range, total: int) -> None:
+        """Gives each algorithm the numbers of its rows: those of its agents, [A, E] in a GMI."""
+        groups = self.policy.groups
+        all_agents = sum(len(group.agents) for group in groups)
+        for group, algorithm in zip(groups, self.algorithms.values(), strict=True):
+            first, end, count = (
+                number * len(group.agents) // all_agents
+                for number in (numbers.start, numbers.stop, total)
+            )
+            algorithm.explore_as(range(first, end), count)
 
     def before_sampling(self, steps: int) -> None:
         for algorithm in self.algorithms.values():
@@ -147,13 +160,6 @@ class ByPolicy(Algorithm):
         parts = self.policy.parts(batch)
         return torch.stack([part["present"].sum() for part in parts])
 
-    def _moment_slices(self) -> Sequence[slice]:
-        places, begin = [], 0
-        for count in self._moment_counts:
-            places.append(slice(begin, begin + count))
-            begin += count
-        return places
-
     def _each(self, batch: Batch) -> list[tuple[Algorithm, Batch, slice]]:
         parts = self.policy.parts(batch)
-        return list(zip(self.algorithms.values(), parts, self._moment_slices(), strict=True))
+        return list(zip(self.algorithms.values(), parts, self._places, strict=True))

@@ -21,7 +21,7 @@ from gmi_drl.roles.policies.actor_critic import ActorCriticPolicy
 from gmi_drl.roles.policies.league import LeaguePolicy
 from gmi_drl.roles.samples.batch import Batch
 
-from .algorithm import Algorithm, Losses
+from .algorithm import Algorithm, Losses, checked
 
 _PER_ROUND: Final = 32.0  # points, at most, that a rating changes by in a round
 
@@ -91,7 +91,7 @@ class SelfPlay(Algorithm):
         self._paid = self._left = self._joined = torch.zeros(0, device=device)
 
     def losses(self, batch: Batch) -> Losses:
-        losses = self._algorithm.losses(batch)
+        losses = checked(self._algorithm, self._algorithm.losses(batch))
         league_stats = {"rating": self._rating.float(), "score": self._score}
         return Losses(losses.total, {**losses.stats, **league_stats}, losses.extras, losses.groups)
 
@@ -165,6 +165,9 @@ class SelfPlay(Algorithm):
         own_tensors = [*kept, batch["present"]]
         return [*self._algorithm.changed(batch), *own_tensors]
 
+    def explore_as(self, numbers: range, total: int) -> None:
+        self._algorithm.explore_as(numbers, total)
+
     def before_sampling(self, steps: int) -> None:
         """Replaces the oldest snapshot by the policy, once in `league.every` rounds."""
         if self._rounds and self._rounds % self._snapshot_every == 0:
@@ -184,6 +187,7 @@ class SelfPlay(Algorithm):
             "rounds": self._rounds,
             "taken": self._taken,
             "rating": self._rating,
+            "score": self._score,
             "ratings": self._ratings,
             "snapshots": [snapshot.state_dict() for snapshot in self.policy.snapshots],
         }
@@ -192,6 +196,7 @@ class SelfPlay(Algorithm):
         self._algorithm.load_state_dict(state["algorithm"])
         self._rounds, self._taken = state["rounds"], state["taken"]
         self._rating.copy_(state["rating"])
+        self._score.copy_(state.get("score", self._score))  # checkpoints of before have none
         self._ratings.copy_(state["ratings"])
         snapshots: Sequence[Any] = state["snapshots"]
         for snapshot, snapshot_state in zip(self.policy.snapshots, snapshots, strict=True):

@@ -141,10 +141,10 @@ class Joint:
         self.noise_columns = sum(part.noise_columns for part in parts)
         self.deviations = sum(part.deviations for part in parts)
         self.bounded = any(part.bounded for part in parts)
-        self._parameters = _slices([part.parameters for part in parts])
-        self._actions = _slices([part.action_columns for part in parts])
-        self._noise = _slices([part.noise_columns for part in parts])
-        self._deviations = _slices([part.deviations for part in parts])
+        self._parameters = slices_of([part.parameters for part in parts])
+        self._actions = slices_of([part.action_columns for part in parts])
+        self._noise = slices_of([part.noise_columns for part in parts])
+        self._deviations = slices_of([part.deviations for part in parts])
 
     def noise(
         self, shape: tuple[int, ...], log_std: Tensor, generator: torch.Generator, out: Tensor
@@ -190,7 +190,8 @@ class Joint:
         return torch.cat([params[..., columns] for part, columns in parts if part.bounded], -1)
 
 
-def _slices(widths: Sequence[int]) -> list[slice]:
+def slices_of(widths: Sequence[int]) -> list[slice]:
+    """Returns where each of some parts lies that follow one another."""
     ends = list(accumulate(widths))
     return [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gmi_drl.roles.envs.agents import AgentGroup, rows_of
 from gmi_drl.roles.errors import CheckpointError
 
+from .distributions import slices_of
 from .normalize import RunningNormalizer
 from .policy import Policy
 
@@ -207,10 +208,6 @@ class NormalizerMap(RunningNormalizer):
             norm.load_state_dict(state[name])
 
     def _each(self, num_rows: int) -> Iterator[tuple[slice, slice, RunningNormalizer]]:
-        """Yields the rows of each group, its place among moments, and its normaliser."""
-        begin = 0
-        for rows, norm in zip(
-            rows_of(self.groups, num_rows), self.normalizers.values(), strict=True
-        ):
-            yield rows, slice(begin, begin + norm.num_moments), norm
-            begin += norm.num_moments
+        """Returns the rows of each group, its place among moments, and its normaliser."""
+        places = slices_of([norm.num_moments for norm in self.normalizers.values()])
+        return zip(rows_of(self.groups, num_rows), places, self.normalizers.values(), strict=True)

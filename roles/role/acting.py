@@ -103,7 +103,6 @@ class ActingRole(DRL_role):
                 self.algorithm = against_itself(self.algorithm, env, league)
             self.description = self._description_of(self.algorithm, env)
         self.policy, self.normalizers = self.algorithm.policy, self.algorithm.normalizers
-        self.algorithm.stats = (*self.algorithm.stats, *self.loss_stats)
         self.observed = Observed.of(env, observation_width(env.observation_space), self.algorithm)
         self.stacking = getattr(env, "stacking", None)
         self.come_and_go = hasattr(env, "present")
@@ -129,7 +128,9 @@ class ActingRole(DRL_role):
             )
         if loss is not None:
             _check_arguments(loss, kind)
-        return kind(settings, policy, normalizers, loss)
+        algorithm = kind(settings, policy, normalizers, loss)
+        algorithm.stats = (*algorithm.stats, *self.loss_stats)
+        return algorithm
 
     @staticmethod
     def _description_of(algorithm: Algorithm, env: Any) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """Several policies in one batch: each learns what it would alone, of those who are there."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
 import bodies_roles
+import gmi_drl
 from bodies_agents import Meadow
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import (
@@ -15,8 +18,11 @@ from gmi_drl.placement import (
     MultiAgentConfig,
     PPOConfig,
     SelfPlayConfig,
+    Topology,
+    load_config,
+    tcg_ex,
 )
-from gmi_drl.roles.algorithms import algorithm_class
+from gmi_drl.roles.algorithms import Losses, algorithm_class, with_settings
 from gmi_drl.roles.algorithms.by_policy import by_policy
 from gmi_drl.roles.algorithms.self_play import against_itself
 from gmi_drl.roles.envs import make_env
@@ -25,6 +31,7 @@ from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.optimizers.learner import AgentOrder, Learner
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.returns import gae, gae_of_turns
+from gmi_drl.roles.role.manager import GMI_manager, GmiContext
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.collector import Collector
 from ranks import run_ranks
@@ -392,3 +399,87 @@ def test_a_horizon_in_which_no_turn_ends_is_told():
     collector = Collector(env, algorithm, batch, torch.Generator().manual_seed(0))
     with pytest.raises(RoleError, match=r"algorithm\.horizon=1: agents take turns, .* twice as"):
         collector.collect(1)
+
+
+@pytest.fixture
+def update_by():
+    """Has a role of some class sample once, and learn of it; returns what it reports."""
+
+    def update(role_class, **multi_agent):
+        env = {"id": "bodies_agents:Meadow", "adapter": "pettingzoo", "num_env": 4}
+        env["options"] = {} if "policies" in multi_agent else {"wolves": 2, "sheep": 0}
+        algorithm = settings_of(PPOConfig).model_dump(include={"network", "horizon", "minibatches"})
+        config = load_config(
+            {"version": 1, "env": env, "algorithm": algorithm, "multi_agent": multi_agent}
+        )
+        layout = tcg_ex(Topology.from_cores(range(1)), 1, 4)
+        GMI_manager.bind(GmiContext(0, layout, with_settings(config)))
+        role = role_class(0, "simulator+agent+trainer", 0)
+        env = role.make_env()
+        role.build(env)
+        batch = role.batch(env.num_env)
+        role.collector(env, batch).collect(1)
+        return learned(role.algorithm, batch).stats()
+
+    yield update
+    GMI_manager.bind(None)
+
+
+class Calm(gmi_drl.Holistic):
+    loss_stats = ("calm",)
+
+    def loss(self, *args):
+        losses = super().loss(*args)
+        return dataclasses.replace(losses, stats={**losses.stats, "calm": losses.total.detach()})
+
+
+class Bare(gmi_drl.Holistic):
+    def loss(self, *args):
+        return super().loss(*args).total
+
+
+class Silent(gmi_drl.Holistic):
+    def loss(self, *args):
+        return Losses(super().loss(*args).total, {})
+
+
+POLICIES = TWO.model_dump(exclude={"self_play"})
+ITSELF = {"self_play": {"snapshots": 1}}
+
+
+@pytest.mark.parametrize("multi_agent", [POLICIES, ITSELF])
+def test_what_a_roles_loss_reports_is_reported_of_several_agents(update_by, multi_agent):
+    stats = update_by(Calm, **multi_agent)
+    assert stats["calm"]
+    if "policies" in multi_agent:
+        assert stats["calm"] == pytest.approx((stats["dogs/calm"] + stats["sheep/calm"]) / 2)
+
+
+@pytest.mark.parametrize("multi_agent", [POLICIES, ITSELF])
+def test_a_wrong_loss_of_a_role_is_told_by_its_name(update_by, multi_agent):
+    with pytest.raises(RoleError, match=r"Bare\.loss gave a Tensor; must give .*Losses"):
+        update_by(Bare, **multi_agent)
+    with pytest.raises(RoleError, match=r"Silent\.loss gave stats none; kl, .* lack"):
+        update_by(Silent, **multi_agent)
+
+
+@pytest.mark.parametrize("together", ["several policies", "self-play"])
+def test_who_explores_is_numbered_among_the_rows_of_its_policy(together):
+    several = together == "several policies"
+    env = make_env(
+        "bodies_agents:Meadow", 3, adapter="pettingzoo", multi_agent=TWO if several else None,
+        options={} if several else {"wolves": 2, "sheep": 0},
+    )  # fmt: skip
+    settings, told = settings_of(PPOConfig), []
+    if several:  # one dog and two sheep in each environment
+        each = {group.policy: algorithm_of(group, settings, 0) for group in env.groups}
+        algorithm, members = by_policy(env.groups, each), list(each.values())
+    else:
+        members = [algorithm_of(env, settings, 0)]
+        algorithm = against_itself(members[0], env, SelfPlayConfig(snapshots=1))
+    for member in members:
+        member.explore_as = lambda numbers, total: told.append((numbers, total))
+    agents = 3 if several else 2  # this GMI has environments 5 to 7 of 10
+    algorithm.explore_as(range(5 * agents, 8 * agents), 10 * agents)
+    wanted = [(range(5, 8), 10), (range(10, 16), 20)]
+    assert told == (wanted if several else wanted[1:])

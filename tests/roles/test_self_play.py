@@ -162,7 +162,7 @@ def test_the_oldest_snapshot_makes_room_and_has_the_rating_of_its_time():
 
 def test_a_league_goes_on_from_a_checkpoint(tmp_path):
     league, batch, _ = made(num_env=4)
-    play(league, batch, torch.tensor([1.0, -1.0, 1.0, -1.0]))
+    play(league, batch, torch.tensor([1.0, -1.0, 1.0, -1.0]))  # it wins them all
     spoil(league.policy.network)
     for _ in range(2):
         league.before_sampling(0)
@@ -174,6 +174,7 @@ def test_a_league_goes_on_from_a_checkpoint(tmp_path):
         assert torch.equal(mine.head(seen), its.head(seen))
     assert (other._rating, other._rounds, other._taken) == (league._rating, 2, 1)
     assert torch.equal(other._ratings, league._ratings)
+    assert float(other._score) == float(league._score) != 0.5  # until games end again
 
 
 def measured(league, batch, collector, iteration, is_late=lambda: False):
