@@ -38,6 +38,7 @@ _FORMAT = "gmi-drl checkpoint"
 _VERSION = 1
 _SEALED = ".sealed"
 _DIGEST = ".sha256"
+_REMOVED = ".removed.part"
 _NAME = re.compile(r"iteration_(\d+)")
 _LARGE = 1 << 24  # bytes of a tensor
 
@@ -234,7 +235,7 @@ def _folders_to_remove(checkpoints: Path, newest: Path, keep: int) -> Iterator[P
     partial = [folder for folder in folders[:position] if _is_policy_only(folder)]
     complete = [folder for folder in folders[:position] if folder not in partial]
     for name in os.listdir(checkpoints):
-        if name.startswith(".") and name.endswith((".old", ".removed.part")):
+        if name.startswith(".") and name.endswith((".old", _REMOVED)):
             yield checkpoints / name
     yield from folders[position + 1 :]
     yield from partial
@@ -245,12 +246,11 @@ def _folders_to_remove(checkpoints: Path, newest: Path, keep: int) -> Iterator[P
 def _remove(folder: Path) -> None:
     """Removes a checkpoint; if that is interrupted, what is left is no checkpoint any more."""
     # With the one file descriptor that a listing takes: shutil.rmtree needs more at a time.
-    hidden = folder.with_name(f".{folder.name.strip('.')}.removed.part")
-    if not folder.name.endswith(".removed.part"):
-        folder.rename(hidden)
-    for name in os.listdir(hidden):
-        (hidden / name).unlink()
-    hidden.rmdir()
+    if not folder.name.endswith(_REMOVED):
+        folder = folder.rename(folder.with_name(f".{folder.name.strip('.')}{_REMOVED}"))
+    for name in os.listdir(folder):
+        (folder / name).unlink()
+    folder.rmdir()
 
 
 def _is_policy_only(folder: Path) -> bool:
@@ -283,15 +283,14 @@ def mend(checkpoints: Path) -> None:
 
 
 def newest(
-    checkpoints: Path, wanted: Callable[[Checkpoint], bool] = lambda checkpoint: True
-) -> Path | None:
-    """Returns the newest checkpoint that is not torn and is `wanted`, if there is one."""
+    checkpoints: Path, wanted: Callable[[dict[str, Any]], bool] = lambda manifest: True
+) -> Checkpoint | None:
+    """Returns the newest checkpoint that is not torn, and `wanted` by its manifest, if any is."""
     for candidate in reversed(all_in(checkpoints)):
-        try:
-            if wanted(_read(candidate)):
-                return candidate
-        except CheckpointError:
-            continue
+        with suppress(CheckpointError):
+            # The manifest comes first, as all other files are read to find out whether it is torn.
+            if wanted(_manifest_of(candidate)):
+                return _read(candidate)
     return None
 
 
@@ -318,7 +317,7 @@ def find(folder: Path) -> Checkpoint:
     except CheckpointError as error:
         hint = "No older one is good either."
         if (good := newest(checkpoints)) is not None:
-            hint = f"The newest good one is {good}: resume with --resume {good}"
+            hint = f"The newest good one is {good.folder}: resume with --resume {good.folder}"
         raise CheckpointError(f"{error} {hint}") from None
 
 

@@ -146,11 +146,12 @@ class Saver:
 
     def _newest(self, complete: bool) -> Path | None:
         try:
-            return checkpoint.newest(
-                self._folder, lambda saved: not (complete and saved.policy_only)
+            newest = checkpoint.newest(
+                self._folder, lambda manifest: not (complete and manifest.get("policy_only"))
             )
         except OSError:  # out of file descriptors, perhaps
             return None
+        return newest and newest.folder
 
     def begin(self, iteration: int) -> str:
         """Lets agents write their parts, before `save`; returns why it failed, or ""."""
@@ -160,10 +161,10 @@ class Saver:
             return f"{type(error).__name__}: {error}"
         return ""
 
-    def newest(self) -> Path | None:
+    def newest(self) -> checkpoint.Checkpoint | None:
         """Returns the newest whole checkpoint of this launch; older ones are of other launches."""
         own = self._stamp["session"]
-        return checkpoint.newest(self._folder, lambda saved: saved.manifest.get("session") == own)
+        return checkpoint.newest(self._folder, lambda manifest: manifest.get("session") == own)
 
     def mend(self) -> None:
         """Clears away, in rank 0, what a killed GMI was writing; call it while nobody writes."""

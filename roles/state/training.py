@@ -390,11 +390,12 @@ class Training:
 
     def _load_checkpoint(self) -> None:
         """Goes on from the last checkpoint: this launch's, or else the one to resume from."""
-        newest = None if self._saver is None else self._saver.newest()
-        path = newest or self._mgr.context.resume
-        if path is None:
-            return
-        saved, gmi_id = checkpoint.find(path), self._mgr.GMI_id
+        saved = newest = None if self._saver is None else self._saver.newest()
+        resume, gmi_id = self._mgr.context.resume, self._mgr.GMI_id
+        if saved is None:
+            if resume is None:
+                return
+            saved = checkpoint.find(resume)
         self._restored = str(saved.folder)
         compare(saved, self._description, _REMEDY)
         shared = saved.load("shared")

@@ -111,7 +111,16 @@ def write(folder, iteration, session="now"):
 
 
 def newest_of(folder, session):
-    return checkpoint.newest(folder, lambda found: found.manifest["session"] == session)
+    found = checkpoint.newest(folder, lambda manifest: manifest["session"] == session)
+    return found and found.folder
+
+
+def test_checkpoints_of_other_launches_are_not_read(tmp_path, monkeypatch):
+    """A replay in them may be many GB, and each GMI would read all of them at a resume."""
+    write(tmp_path, 2, "before")
+    write(tmp_path, 4, "before")
+    monkeypatch.setattr(checkpoint, "_sha256", None)
+    assert newest_of(tmp_path, "now") is None
 
 
 @pytest.mark.parametrize("committed", [False, True])

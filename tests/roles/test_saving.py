@@ -131,6 +131,15 @@ def test_old_ones_are_removed_with_one_file_descriptor_left(tmp_path, saver):
     assert left(tmp_path) == ["iteration_000002"]
 
 
+def test_what_is_left_of_one_that_was_being_removed_goes_with_the_next(tmp_path, saver):
+    """The rename is done and the rest is not: a file was in use, or the process was killed."""
+    save(saver, 1)
+    folder = tmp_path / "checkpoints"
+    (folder / "iteration_000001").rename(folder / ".iteration_000001.removed.part")
+    assert save(saver, 2) == (True, "")
+    assert left(tmp_path) == ["iteration_000002"]
+
+
 def test_old_ones_that_cannot_be_removed_are_told_of_and_removed_later(
     tmp_path, saver, monkeypatch
 ):
