@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import numbers
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl.runtime.driver.task import STREAMING
 from gmi_drl.runtime.errors import NotOnThisEngine
+from gmi_drl.runtime.scheduler.resources import to_units
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,7 @@ class TaskOptions:
         check(self)
         check_whole_number("max_retries", self.max_retries, -1)
         returns(self.num_returns)
+        object.__setattr__(self, "retry_exceptions", _exceptions(self.retry_exceptions))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,8 +126,7 @@ class MethodOptions:
             returns(self.num_returns)
         if self.max_task_retries is not None:
             check_whole_number("max_task_retries", self.max_task_retries, -1)
-        if not isinstance(self.retry_exceptions, bool):
-            object.__setattr__(self, "retry_exceptions", tuple(self.retry_exceptions))
+        object.__setattr__(self, "retry_exceptions", _exceptions(self.retry_exceptions))
 
 
 METHOD_RETRIES: Final = 3  # the default, of a method that raises one of retry_exceptions
@@ -148,9 +149,6 @@ def method_options(function: Any) -> MethodOptions:
     return options
 
 
-_DEFAULT: Final = MethodOptions()
-
-
 def no_group(what: str, group: str, chosen: Any) -> str:
     """Returns the text of an error of an unknown concurrency group; `chosen` has the known ones."""
     groups = ", ".join(sorted(chosen.concurrency_groups)) or "none"
@@ -158,6 +156,19 @@ def no_group(what: str, group: str, chosen: Any) -> str:
         f"{what}: concurrency_group={group!r}; the actor has {groups}. Name it in its "
         "concurrency_groups."
     )
+
+
+def _exceptions(chosen: Any) -> bool | tuple[type[BaseException], ...]:
+    """Returns `retry_exceptions` as a bool or a tuple of classes; TypeError for anything else."""
+    if isinstance(chosen, bool):
+        return chosen
+    classes = tuple(chosen) if isinstance(chosen, Iterable) else (None,)
+    if not all(isinstance(cls, type) and issubclass(cls, BaseException) for cls in classes):
+        raise TypeError(
+            f"retry_exceptions={chosen!r}; it must be True, False, or classes of exceptions. Give "
+            "these in a tuple, such as (OSError,)."
+        )
+    return classes
 
 
 def check_whole_number(name: str, number: Any, least: int) -> None:
@@ -171,9 +182,7 @@ def check_whole_number(name: str, number: Any, least: int) -> None:
 
 def check(options: TaskOptions | ActorOptions) -> None:
     """Raises ValueError for demands that make no sense."""
-    for name, amount in demand(options).items():
-        if not amount > 0:
-            raise ValueError(f"{name}={amount}; a call cannot want less than nothing.")
+    to_units(demand(options))
     for name in ("CPU", "GPU"):
         if name in options.resources:
             raise ValueError(f"resources={dict(options.resources)}: use num_{name.lower()}s.")
@@ -210,3 +219,6 @@ def changed(options: Any, changes: Mapping[str, Any]) -> Any:
     if unknown:
         raise TypeError(f"unknown option {unknown[0]!r}. There are: {', '.join(sorted(names))}.")
     return dataclasses.replace(options, **changes)
+
+
+_DEFAULT: Final = MethodOptions()

@@ -6,6 +6,7 @@ wait on slots. `scheduler` and `store` decide without doing; the tables and `dis
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
@@ -64,20 +65,19 @@ class Driver:
         *, gcs_replicas: int, namespace: str,
     ) -> None:  # fmt: skip
         self.namespace = namespace  # the default one, for actors' names
-        self.arena = arena = Arena.create(object_store_bytes)
-        self.server = server = ForkServerProcess(preload, arena)
-        try:
+        self.scheduler = Scheduler(devices)
+        with contextlib.ExitStack() as on_error:
+            self.arena = arena = Arena.create(object_store_bytes)
+            on_error.callback(arena.close)
+            self.server = server = ForkServerProcess(preload, arena)
+            on_error.callback(server.remove)
+            on_error.callback(server.end, at_once=True)
             gcs = Gcs(gcs_path or server.directory / "gcs.sqlite", replicas=gcs_replicas)
-        except BaseException:
-            server.end(at_once=True)
-            server.remove()
-            arena.close()
-            raise
+            on_error.pop_all()
 
         # Each part keeps references to parts made before it, and reaches later ones through self.
         self.gcs, self.loop = gcs, EventLoop(self)
         self.post = self.loop.post
-        self.scheduler = Scheduler(devices)
         self.spawner = Spawner(self, cores)
         self.processes = self.spawner.processes
         self.objects = ObjectTable(self)

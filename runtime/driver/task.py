@@ -68,15 +68,19 @@ class TaskSpec:
             self.demand, self.submitted_s,
         )  # fmt: skip
 
-    def __conform__(self, _: object) -> bytes:
-        """Returns what the control store keeps of it: all that is needed to run it again."""
+    def packed(self) -> bytes:
+        """Returns its pickled fields."""
         try:
             return pickle.dumps(self.fields(), 5)
         except Exception:  # `retry_exceptions` may name a class that cannot be imported
-            try:
-                return packing.pack_plain(self.fields())
-            except SerializationError:
-                return b""
+            return packing.pack_plain(self.fields(), f"the options of {self.name}")
+
+    def __conform__(self, _: object) -> bytes:
+        """Returns what the control store keeps of it: all that is needed to run it again."""
+        try:
+            return self.packed()
+        except SerializationError:
+            return b""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return bytes, (self.__conform__(None),)

@@ -251,7 +251,7 @@ class TaskTable:
         if error_classes is True:
             return True
         failure = packing.unpack(body[STAMP.size :])
-        return isinstance(packing.unpack_exception(failure.cause), tuple(error_classes))
+        return isinstance(packing.unpack_exception(failure.cause), error_classes)
 
     def fail(self, task: TaskSpec, error: BaseException | None) -> None:
         """Fails a task that will not be run, or not again."""

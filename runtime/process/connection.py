@@ -144,10 +144,11 @@ class Connection:
         if code is not None and code.id not in self._known:
             self._known.add(code.id)
             self._send(Kind.FUNCTION, 0, (code.id, task.name, code.body))
+        frame = framing.frame(Kind.SUBMIT, 0, task.packed())
         slots = [self.slot(id, task.name) for id in task.result_ids()]
         for slot in slots:
             self.note(slot.id, 1)
-        self._send(Kind.SUBMIT, 0, task.fields())
+        self.sender.send(frame)
         if task.body_id:
             self.note(task.body_id, -1)  # the call holds it now
         return slots

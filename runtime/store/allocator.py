@@ -13,8 +13,10 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
+from .alignment import round_up
+
 PAGE: Final = 4096
-_LINE: Final = 64
+LINE: Final = 64
 _MAX_COMPARED: Final = 64  # for so many blocks in a hole all places in it are compared
 _MAX_TRIED: Final = 16  # holes of each bin that are tried at first
 
@@ -23,9 +25,7 @@ class Allocator:
     """Gives out blocks of `nbytes` bytes that never overlap."""
 
     def __init__(self, nbytes: int) -> None:
-        if nbytes < _LINE:
-            raise ValueError(f"Allocator: nbytes={nbytes}; at least {_LINE} are needed.")
-        self.nbytes = nbytes - nbytes % _LINE
+        self.nbytes = nbytes - nbytes % LINE
         self.used_bytes = 0  # with the bytes that rounding adds
         self._used: dict[int, int] = {}  # offset -> size
         self._ends: dict[int, int] = {}  # free blocks: offset -> end
@@ -137,15 +137,15 @@ class Allocator:
 
 def block_bytes(nbytes: int) -> int:
     """Returns the bytes of an object's block: whole cache lines, or pages from one page on."""
-    unit = PAGE if nbytes >= PAGE else _LINE
-    return max(_LINE, -(-nbytes // unit) * unit)
+    unit = PAGE if nbytes >= PAGE else LINE
+    return max(LINE, round_up(nbytes, unit))
 
 
 def _fit(hole: int, end: int, size: int) -> int:
     """Returns where in the hole a block of `size` lies; -1 if it does not fit."""
     if size < PAGE:
         return end - size if end - hole >= size else -1
-    offset = -(-hole // PAGE) * PAGE
+    offset = round_up(hole, PAGE)
     return offset if offset + size <= end else -1
 
 
@@ -156,10 +156,10 @@ def _cheapest(
 
     `first` is one place where they fit; other candidates begin or end with a block.
     """
-    unit = PAGE if size >= PAGE else _LINE
+    unit = PAGE if size >= PAGE else LINE
     places = [first]
     if len(blocks) <= _MAX_COMPARED:
-        places += [-(-offset // unit) * unit for offset, _ in blocks]
+        places += [round_up(offset, unit) for offset, _ in blocks]
         places += [(end - size) // unit * unit for _, end in (*blocks, (0, stop))]
 
     def overlapping(place: int) -> list[int]:

@@ -27,7 +27,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Final, Self
 
-from .allocator import PAGE
+from .allocator import LINE, PAGE
 
 Part = bytes | bytearray | memoryview
 
@@ -72,8 +72,8 @@ class Arena:
     @classmethod
     def create(cls, nbytes: int) -> Self:
         """Makes an arena; its descriptor is not inherited by programs that are executed."""
-        if nbytes <= 0:
-            raise ValueError(f"Arena: nbytes={nbytes}; it must be positive.")
+        if nbytes < LINE:
+            raise ValueError(f"object_store_bytes={nbytes}; it must be {LINE} or more.")
         fd = os.memfd_create("gmi-drl-arena", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, nbytes + _COUNT.size)

@@ -105,7 +105,7 @@ def test_bytes_outside_the_arena_are_refused(arena):
         arena.write(arena.nbytes - 1, [b"ab"])
     with pytest.raises(AssertionError):
         arena.view(-1, 1, nothing)
-    with pytest.raises(ValueError, match="must be positive"):
+    with pytest.raises(ValueError, match="must be 64 or more"):
         Arena.create(0)
 
 

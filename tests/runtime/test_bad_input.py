@@ -1,5 +1,7 @@
 """What cannot work says so, where it is asked for, and hurts nobody else."""
 
+import math
+import os
 import threading
 from datetime import timedelta
 
@@ -149,10 +151,41 @@ def test_references_of_an_earlier_runtime_do_not_harm_the_next(stopped):
     assert runtime.get(runtime.remote(bodies.add).remote(1), LONG) == 1
 
 
-@pytest.mark.parametrize("bad", [{"num_cpus": 0}, {"devices": 0}, {"num_gpus": -1}])
-def test_a_machine_that_makes_no_sense_is_refused(stopped, bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        ({"num_cpus": 0}, "num_cpus"),
+        ({"num_cpus": math.inf}, "CPU"),
+        ({"devices": 0}, "devices"),
+        ({"num_gpus": -1}, "num_gpus"),
+        ({"resources": {"arm": -1}}, "arm"),
+        ({"object_store_bytes": 10}, "object_store_bytes"),
+        ({"gcs_replicas": -1}, "replicas"),
+    ],
+)
+def test_a_machine_that_makes_no_sense_is_refused_and_nothing_is_left(stopped, bad, text):
+    threads, files = threading.active_count(), os.listdir("/proc/self/fd")
+    with pytest.raises(ValueError, match=text):
         runtime.init(**bad)
+    assert threading.active_count() == threads
+    assert os.listdir("/proc/self/fd") == files
+
+
+@pytest.mark.parametrize("amount", [-1, math.nan, math.inf])
+def test_a_demand_that_is_no_amount_is_refused(amount):
+    for options in ({"num_cpus": amount}, {"num_gpus": amount}, {"resources": {"arm": amount}}):
+        with pytest.raises(ValueError, match="an amount is a number, zero or more"):
+            runtime.remote(bodies.add).options(**options)
+        with pytest.raises(ValueError, match="an amount is a number, zero or more"):
+            runtime.remote(bodies.Counter).options(**options)
+
+
+@pytest.mark.parametrize("bad", [ValueError, (ValueError, "OSError"), ValueError("one"), 3])
+def test_what_is_tried_again_after_no_exception_is_refused(bad):
+    with pytest.raises(TypeError, match=r"retry_exceptions=.*in a tuple"):
+        runtime.remote(bodies.add).options(retry_exceptions=bad)
+    with pytest.raises(TypeError, match=r"retry_exceptions=.*in a tuple"):
+        runtime.method(retry_exceptions=bad)
 
 
 def test_what_was_not_answered_when_the_runtime_ended_says_so(stopped):

@@ -119,8 +119,8 @@ def test_a_task_without_a_cpu_runs_at_once(machine, tmp_path):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"num_cpus": -1}, "num_cpus|CPU=-1"),
-        ({"resources": {"arm": -2}}, "arm=-2"),
+        ({"num_cpus": -1}, "CPU: -1"),
+        ({"resources": {"arm": -2}}, "arm: -2"),
         ({"resources": {"CPU": 1}}, "num_cpus"),
         ({"max_retries": -2}, "max_retries=-2"),
         ({"num_returns": 0}, "num_returns=0"),

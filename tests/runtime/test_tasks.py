@@ -275,6 +275,17 @@ def test_a_class_that_cannot_be_imported_may_be_what_is_tried_again(shared):
     assert shared.gcs.failure == ""
 
 
+def test_a_task_can_call_others_with_such_a_class(shared, tmp_path):
+    class Flaky(Exception):
+        pass
+
+    def calls(path):
+        again = runtime.remote(bodies.fails_at_first).options(retry_exceptions=(Flaky,))
+        return runtime.get(again.remote(path, 2, Flaky))
+
+    assert runtime.get(task(calls).remote(tmp_path / "n"), LONG) == 3
+
+
 def test_nothing_is_left_of_two_thousand_tasks(shared):
     refs = [task(bodies.echo).remote(bytes(i % 7)) for i in range(2_000)]
     assert runtime.get(refs, LONG)[-1] == bytes(1999 % 7)
