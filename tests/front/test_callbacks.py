@@ -99,6 +99,21 @@ def test_a_callback_is_told_of_everything_in_order(config, warm):
     assert state_of(result.folder)["state"] == "finished"
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_the_end_is_told_of_a_run_that_fails_when_it_is_written_down(
+    config, warm, monkeypatch, error
+):
+    def raising(*_):
+        raise error
+
+    monkeypatch.setattr("gmi_drl.launcher.folder.curve.draw_curve", raising)
+    notes = Notes()
+    with pytest.raises(error):
+        launch(config, notes)
+    assert notes.told[-1] == state_of(notes.run.folder)["state"]
+    assert notes.told[-1] == ("stopped" if error is KeyboardInterrupt else "failed")
+
+
 def test_any_of_the_methods_is_enough(config, warm):
     class Ends:
         def on_end(self, end):

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import shutil
 
 import pytest
@@ -227,6 +228,15 @@ def test_figures_of_run_json_that_are_none_do_not_stop_a_resume(run):
     (run / "run.json").write_text(json.dumps(state))
     result, _ = launch(None, resume=run)
     assert (result.steps, result.seconds, result.iteration) == (0, 0.0, 0)
+    assert result.return_mean is None
+
+
+@pytest.mark.parametrize("mean", [-math.inf, 1e19, math.nan])
+def test_the_return_of_a_policy_that_has_diverged_is_told_as_it_is(run, mean):
+    state = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(state | {"return_mean": mean}))
+    result, _ = launch(None, resume=run)
+    assert result.return_mean == pytest.approx(mean, nan_ok=True)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from gmi_drl.launcher.folder import run_folder
 from gmi_drl.launcher.folder.run_folder import RunFolder, RunFolderError, is_trained, lock_of
+from gmi_drl.launcher.watch.watchdog import Restarts
 from gmi_drl.placement import Topology, layout_of, load_config
 from gmi_drl.runtime import shared_lock
 
@@ -86,6 +88,19 @@ def test_thirty_that_write_one_file_at_once_leave_it_whole_and_nothing_else(fold
         thread.join()
     assert len({*json.loads((folder.path / "plan.json").read_text())}) == 1
     assert sorted(os.listdir(folder.path)) == sorted([*before, "plan.json"])
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "[]", '{"restarts": 3}', '{"restarts": [3]}', '{"restarts": {"gmi_id": 1}}']
+)
+def test_a_restart_is_told_whatever_has_become_of_run_json(folder, damage):
+    (folder.path / "run.json").write_text(damage)
+    death = SimpleNamespace(how=lambda: "was killed")
+    gang = SimpleNamespace(restarts=lambda: [(3, death)])
+    policies = SimpleNamespace(died=lambda *_: None)
+    restarts = Restarts(gang, folder, 5, policies)
+    assert restarts.news() == ["gmi 3 was killed; restarted on its slice (1 of 5)"]
+    assert all(entry["gmi_id"] == 3 for entry in folder.entries("restarts"))
 
 
 def test_a_lock_passes_from_one_to_many_and_is_free_when_the_last_is_gone(folder):

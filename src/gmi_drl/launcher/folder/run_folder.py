@@ -169,6 +169,22 @@ class RunFolder:
             if error.errno not in _NO_ROOM or not _write_over(self.path / "run.json", text):
                 raise
 
+    def entries(self, key: str) -> list[dict[str, Any]]:
+        """Reads a list in run.json, such as that of restarts; what is damaged counts as none."""
+        with suppress(RunFolderError):
+            entries = self.state().get(key)
+            if isinstance(entries, list):
+                return [entry for entry in entries if isinstance(entry, dict)]
+        return []
+
+    def add_entry(self, key: str, **entry: Any) -> None:
+        """Adds an entry to a list in run.json, with the time.
+
+        Where that cannot be done it is left out: training is worth more than its log.
+        """
+        with suppress(OSError, RunFolderError, TypeError):  # a role may report what is no JSON
+            self.update(**{key: [*self.entries(key), entry | {"time": time.time()}]})
+
     def write_config(self, config: Config) -> None:
         """Writes the resolved config; its layout file is the copy that lies beside it."""
         data = config.model_dump(mode="json")

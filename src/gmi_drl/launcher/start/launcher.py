@@ -138,6 +138,7 @@ def _run(
                 )
             )
         end = run.train()
+        result = result_of(run.job, folder, end, run.last, run.restarts)
     except BaseException as error:
         state, reason = "failed", truncate(str(error))
         if isinstance(error, KeyboardInterrupt):
@@ -152,7 +153,6 @@ def _run(
         if (command := resume_command(folder.path)) and not refused:
             error.add_note(f"to go on: {command}")
         raise
-    result = result_of(run.job, folder, end, run.last, run.restarts)
     run.callbacks.end(EndedRun(end.state, result=result))
     return result
 

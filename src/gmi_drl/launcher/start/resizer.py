@@ -28,7 +28,7 @@ from gmi_drl.launcher.folder.resize_request import (
     request_in,
     withdraw_request,
 )
-from gmi_drl.launcher.folder.run_folder import RunFolder, RunFolderError
+from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.placement import counted
 from gmi_drl.roles.role import readiness
 from gmi_drl.roles.role.heirs import NOBODY, choose_heir
@@ -134,7 +134,8 @@ class Resizer:
         """
         if self.is_wanted or self._before is not None:
             return "The run does not resize itself: another resize is under way."
-        proposals = [str(entry["proposed"]) for entry in self._resizes() if entry.get("proposed")]
+        resizes = self._folder.entries("resizes")
+        proposals = [str(entry["proposed"]) for entry in resizes if entry.get("proposed")]
         causes = [proposal.split()[0] for proposal in proposals]
         if not self._may_propose or len(causes) >= _MOST_BY_ITSELF:
             return "The run does not resize itself again."
@@ -150,14 +151,6 @@ class Resizer:
             self._proposed, self._is_told = f"{cause} {way}", False
             return f"The run resizes itself by {way}."
         return f"The run cannot resize itself so: {reason}"
-
-    def _resizes(self) -> list[dict[str, Any]]:
-        """Returns what run.json says of resizes of this run."""
-        with suppress(OSError, RunFolderError):
-            entries = self._folder.state().get("resizes")
-            if isinstance(entries, list):
-                return [entry for entry in entries if isinstance(entry, dict)]
-        return []
 
     def lose(self, gang: Gang, grace_s: float) -> str:
         """Has the run go on without devices that are lost by now; returns what to say of that.
@@ -322,12 +315,8 @@ class Resizer:
             text += (
                 f" (not written to the run's folder, {error}: a resume may begin with the old one)"
             )
-        with suppress(OSError):  # a full disk: training is worth more than its log
-            entry: dict[str, Any] = {"layout": text, "pause_s": round(pause_s, 3)}
-            entry["time"] = time.time()
-            if self._proposed:
-                entry["proposed"] = self._proposed
-            self._folder.update(resizes=[*self._resizes(), entry])
+        proposed = {"proposed": self._proposed} if self._proposed else {}
+        self._folder.add_entry("resizes", layout=text, pause_s=round(pause_s, 3), **proposed)
         self._proposed = ""
         self._answer("done", text, pause_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -94,7 +95,7 @@ def result_of(
         steps=steps,
         seconds=seconds,
         steps_per_s=speed,
-        return_mean=None if state.get("return_mean") is None else number_in(state, "return_mean"),
+        return_mean=_mean_in(state),
         eval_return=evaluation.get("eval_return"),
         eval_std=evaluation.get("eval_std"),
         eval_episodes=evaluation.get("eval_episodes"),
@@ -105,6 +106,13 @@ def result_of(
         traces=end.traces,
         mem_peak_bytes=tuple(memory["mem_peak_bytes"]),
     )
+
+
+def _mean_in(state: dict[str, Any]) -> float | None:
+    """Returns the mean return in run.json, which is not finite where the policy has diverged."""
+    with suppress(KeyError, TypeError, ValueError, OverflowError):  # none, or it is damaged
+        return float(state["return_mean"])
+    return None
 
 
 def _curve(folder: RunFolder, config: Config) -> Path | None:

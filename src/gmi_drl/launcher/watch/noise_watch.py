@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
-from contextlib import suppress
 from typing import Any, Final
 
 from gmi_drl.gmi import Gang
-from gmi_drl.launcher.folder.run_folder import RunFolder, RunFolderError
+from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.launcher.view.view import RunView
 from gmi_drl.launcher.watch.watch import Propose
 from gmi_drl.placement import (
@@ -103,12 +101,8 @@ class NoiseWatch:
             self._batches = batches_of(config, layout)
             self._fit = NoiseFit(*self._batches)
             if propose is None:
-                self._fit.said.update(self._read_said())
-
-    def _read_said(self) -> set[str]:
-        with suppress(RunFolderError, KeyError, TypeError):  # it may be damaged
-            return {str(entry["side"]) for entry in self._folder.state()["noise_notes"]}
-        return set()
+                said = folder.entries("noise_notes")
+                self._fit.said.update(str(entry.get("side")) for entry in said)
 
     def show(self, record: dict[str, Any]) -> None:
         """Takes in a record; those that are no iteration say nothing of noise."""
@@ -125,11 +119,10 @@ class NoiseWatch:
             if self._propose is not None:
                 message += f". {self._propose(side, ways)}"
             self._screen.show({"kind": "note", "message": message})
-            entry = {"side": side, "noise_scale": noise_scale, "time": time.time()}
-            entry |= {"iteration": record.get("iteration"), "text": message}
-            with suppress(OSError, RunFolderError, TypeError):  # training is worth more than this
-                entries = self._folder.state().get("noise_notes", [])
-                self._folder.update(noise_notes=[*entries, entry])
+            iteration = record.get("iteration")
+            self._folder.add_entry(
+                "noise_notes", side=side, noise_scale=noise_scale, iteration=iteration, text=message
+            )
 
     def tick(self, gang: Gang) -> None:
         """Does nothing: there is nothing to look at between records."""

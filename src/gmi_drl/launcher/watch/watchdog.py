@@ -148,10 +148,7 @@ class Restarts:
             self._counts[gmi_id] += 1
             end, attempt = death.how(), f"{self._counts[gmi_id]} of {self._budget}"
             messages.append(f"gmi {gmi_id} {end}; restarted on its slice ({attempt})")
-            with suppress(OSError):  # a full disk: training is worth more than its log
-                entries = self._folder.state().get("restarts", [])
-                entry = {"gmi_id": gmi_id, "how": end, "time": time.time()}
-                self._folder.update(restarts=[*entries, entry])
+            self._folder.add_entry("restarts", gmi_id=gmi_id, how=end)
         return messages
 
 
