@@ -34,7 +34,6 @@ from gmi_drl.placement import (
 )
 from gmi_drl.placement.config.algorithms.actor_critic import ActorCriticConfig, SegmentsConfig
 from gmi_drl.placement.config.algorithms.common import AlgorithmConfig
-from gmi_drl.placement.config.algorithms.evolution import EvolutionConfig
 from gmi_drl.placement.config.algorithms.replay import ReplayConfig
 from gmi_drl.placement.resolve import shape_of, simplest
 from gmi_drl.selector.record.results import PLAIN, PLAIN_ON_GPU
@@ -68,7 +67,7 @@ def environments(config: Config, topology: Topology) -> int:
     dropped = config.algorithm.dropped_agents
     if simulators > trainers:
         dropped *= trainers
-    return config.env.num_env * (simulators - dropped)
+    return config.env.num_env * max(0, simulators - dropped)
 
 
 def as_given(config: Config, topology: Topology) -> Config:
@@ -124,10 +123,11 @@ def is_predicted(config: Config) -> bool:
     """Tells whether it is predicted what an update learns by its size.
 
     Not with a replay: its batch is drawn, and has the same samples whoever collected them. Nor with
-    a population: its policies are as many, whoever tries them.
+    whole episodes: there are as many in an update, whoever plays them.
     """
-    unlike = (ReplayConfig, EvolutionConfig)
-    return by_learning(config) and not isinstance(config.algorithm, unlike)
+    settings = config.algorithm
+    is_fresh = not isinstance(settings, ReplayConfig) and not settings.whole_episodes
+    return by_learning(config) and is_fresh
 
 
 def prediction_of(
@@ -155,8 +155,7 @@ def update_of(
     chosen = resolved(config, gmi_per_gpu=gmi_per_gpu, num_env=num_env)
     settings, envs = config.algorithm, environments(chosen, topology)
     keep, base = config.tune.keep, own_update(config, topology)
-    of_population = isinstance(settings, EvolutionConfig)  # episodes end whole, whoever plays them
-    if keep == "none" or config.mode == "serving" or not envs or of_population:
+    if keep == "none" or config.mode == "serving" or not envs or settings.whole_episodes:
         return Update(settings.horizon, envs * settings.horizon)
     _, trainers = _roles(chosen, topology)
     _, before = _roles(as_given(config, topology), topology)

@@ -30,7 +30,6 @@ from gmi_drl.placement import (
     to_yaml,
 )
 from gmi_drl.placement.checks.layout import layout_faults
-from gmi_drl.placement.config.algorithms.evolution import EvolutionConfig
 from gmi_drl.placement.resolve import shape_of
 from gmi_drl.placement.templates import Roles
 
@@ -67,6 +66,8 @@ def space_of(
         raise ConfigError([Fault("layout.file", config.layout.file, rule, remedy)])
     if ignored := _unused_counts(config):
         raise ConfigError([ignored])
+    if config.template.mode != config.mode:  # whatever is tried
+        raise ConfigError(check(config, topology))
     faults: list[Fault] = []
     dropped: dict[int, Fault] = {}  # the first fault of each number of GMIs
     rows = []
@@ -232,8 +233,8 @@ def _held_fixed(config: Config, topology: Topology) -> Iterator[str]:
         yield (f"algorithm {algorithm.name} with network {network}{algorithm.effort}")
     if config.mode == "serving":
         pass
-    elif isinstance(algorithm, EvolutionConfig):
-        yield f"a population of {algorithm.population}, each for a whole episode"
+    elif algorithm.whole_episodes:
+        yield f"an update of {algorithm.update_text(0, '')}"
     elif tune.keep == "update":
         least = f"down to {least_horizon(algorithm):,}"
         larger = ", or updates grow" if may_grow(config) else ""
@@ -350,12 +351,9 @@ def _ladder_of(config: Config, topology: Topology) -> list[int]:
     # A bound that is given alone moves the other if it must.
     least = config.tune.min_num_env or min(least, config.tune.max_num_env or least)
     most = config.tune.max_num_env or max(most, least)
-    sizes: list[int] = []
-    power = 1
-    while power <= most:
-        steps = (power,) if config.tune.algorithm == "paper" else (power, power * 3 // 2)
-        sizes += [num for num in steps if least <= num <= most and num not in sizes]
-        power *= 2
-    if config.tune.algorithm != "paper" and least <= config.env.num_env <= most:  # not auto
-        sizes = sorted({*sizes, config.env.num_env})  # the config as given, to be beaten
-    return sizes or [least]
+    powers = [1 << exponent for exponent in range(most.bit_length())]
+    sizes = {*powers}
+    if config.tune.algorithm != "paper":
+        sizes |= {power * 3 // 2 for power in powers}
+        sizes.add(config.env.num_env)  # the config as given, to be beaten, or auto
+    return sorted(size for size in sizes if least <= size <= most) or [least]

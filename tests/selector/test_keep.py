@@ -168,9 +168,10 @@ def test_keep_none_leaves_everything():
 
 
 @pytest.mark.parametrize("keep", ["update", "gradient_steps", "none"])
-def test_a_population_stays_as_it_is_whoever_plays_it(keep):
-    config = config_with(keep, num_env=8, algorithm={"name": "es", "population": 64})
-    for gmis, num_env in ((1, 8), (2, 8), (2, 16)):
+@pytest.mark.parametrize("algorithm", [{"name": "es", "population": 64}, {"name": "alphazero"}])
+def test_whole_episodes_stay_as_they_are_whoever_plays_them(keep, algorithm):
+    config = config_with(keep, num_env=8, algorithm=algorithm)
+    for gmis, num_env in ((1, 8), (1, 2), (2, 8), (2, 16)):
         update = update_of(config, CORES, gmis, num_env)
         assert (update.horizon, update.changes) == (config.algorithm.horizon, ())
     assert not is_predicted(config)

@@ -208,8 +208,11 @@ def test_every_candidate_is_a_config_that_check_lets_run(config, machine):
         ({"layout": {"file": "x.yaml"}}, "layout.file"),
         ({"tune": {"keep": "update", "batch": 7, "min_num_env": 16}}, "tune.batch"),
         ({"layout": {"template": "tdg"}}, "layout.template"),
+        ({"mode": "async", "layout": {"template": "tcg"}, "tune": {"keep": "update"}}, "serving"),
+        ({"layout": {"template": "tcg"}, "algorithm": {"name": "dqn"},
+          "tune": {"keep": "update"}}, "serving"),
     ],
-)
+)  # fmt: skip
 def test_nothing_to_tune_is_a_fault_of_the_config(sections, where):
     with pytest.raises(ConfigError) as caught:
         space_of(config_with(**sections), on_cores(2))
@@ -223,6 +226,7 @@ def test_bounds_are_the_ends_of_a_row():
     assert row(min_num_env=24, max_num_env=70) == [24, 32, 48, 64]
     assert row(min_num_env=50, max_num_env=60) == [50]
     assert row(max_num_env=3) == [3]  # its even ones: 3 x 16 samples in two minibatches
+    assert row(min_num_env=1, max_num_env=4) == [1, 2, 3, 4]
     assert row(min_num_env=10_000)[0] == 10_000
 
 
@@ -275,3 +279,13 @@ def test_fewer_gmis_than_an_update_is_made_of_are_not_tried(template, groups, tr
     )  # fmt: skip
     space, _ = space_of(config, on_cores(4, groups))
     assert counts(space) == tried
+
+
+@pytest.mark.parametrize("keep", ["update", "gradient_steps"])
+def test_fewer_gmis_than_an_update_is_made_of_are_told_where_they_are_asked_for(keep):
+    config = config_with(
+        **{**AUTO, "tune": {"gmi_per_gpu": [1, 4], "keep": keep}}, algorithm={"drop_slowest": 2}
+    )
+    space, held = space_of(config, on_cores(4))
+    assert set(counts(space)) == {4}
+    assert any("tune.gmi_per_gpu without 1, which cannot run here" in line for line in held)
