@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from gmi_drl.roles.errors import CheckpointError
+from gmi_drl.roles.errors import CheckpointError, RoleError
 from gmi_drl.runtime.store.alignment import round_up
 
 from . import PARAMETER_MULTIPLE
@@ -65,6 +65,11 @@ class FlatParameters(_SideBySide):
         named = sorted(module.named_parameters())
         self.names = [name for name, _ in named]
         parameters = [parameter for _, parameter in named]
+        if not parameters:
+            raise RoleError(
+                f"{type(module).__name__} has no parameters that could be trained. Give the "
+                "network some; with algorithm CEM use model: learned."
+            )
         *offsets, total = accumulate(
             (round_up(parameter.numel(), PARAMETER_MULTIPLE) for parameter in parameters), initial=0
         )

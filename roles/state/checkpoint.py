@@ -75,17 +75,20 @@ class Checkpoint:
 
     def load(self, name: str) -> Any:
         """Returns one part of it, `shared` or `gmi<id>`; CheckpointError if it is none."""
-        path = self.folder / f"{name}.pt"
-        try:
-            # Mapped and not read: a replay may fill half the memory. It is copied from the file.
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            return _copy_small_tensors(state)
-        except Exception as error:  # torch and pickle have many
-            first_line, *_ = str(error).splitlines() or [""]
-            raise CheckpointError(
-                f"{path} cannot be loaded ({type(error).__name__}: {first_line}). Use another "
-                "checkpoint of the run."
-            ) from error
+        return load_file(self.folder / f"{name}.pt", "Use another checkpoint of the run.")
+
+
+def load_file(path: Path, remedy: str) -> Any:
+    """Returns what `save_file` wrote; CheckpointError, which ends with `remedy`, if it is none."""
+    try:
+        # Mapped and not read: a replay may fill half the memory. It is copied from the file.
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return _copy_small_tensors(state)
+    except Exception as error:  # torch and pickle have many
+        first_line, *_ = str(error).splitlines() or [""]
+        raise CheckpointError(
+            f"{path} cannot be loaded ({type(error).__name__}: {first_line}). {remedy}"
+        ) from error
 
 
 def _copy_small_tensors(state: Any) -> Any:
@@ -132,7 +135,14 @@ def write_part(checkpoints: Path, iteration: int, name: str, state: Any) -> None
     OSError when that fails, and when the checkpoint was committed or given up meanwhile. Parts of
     one name have one writer at a time.
     """
+    part = _part_folder(checkpoints, iteration) / f"{name}.pt"
+    digest = part.with_suffix(_DIGEST)
+    digest.unlink(missing_ok=True)  # of an earlier attempt
+    digest.write_text(save_file(part, state), encoding="ascii")
 
+
+def save_file(path: Path, state: Any) -> str:
+    """Writes a file whole or not at all, and returns its SHA-256; OSError when that fails."""
     sha256 = ""
 
     def write(file: IO[bytes]) -> None:
@@ -143,11 +153,8 @@ def write_part(checkpoints: Path, iteration: int, name: str, state: Any) -> None
             raise sink.error
         sha256 = sink.sha256.hexdigest()
 
-    part = _part_folder(checkpoints, iteration) / f"{name}.pt"
-    digest = part.with_suffix(_DIGEST)
-    digest.unlink(missing_ok=True)  # of an earlier attempt
-    replace_file(part, write)
-    digest.write_text(sha256, encoding="ascii")
+    replace_file(path, write)
+    return sha256
 
 
 class _Sink:

@@ -452,6 +452,12 @@ def test_a_known_model_that_is_to_be_trained_is_told():
         assert any(said in fault for fault in faults)
 
 
+def test_from_python_a_known_model_is_refused_where_it_would_be_trained():
+    known = {"model": "pendulum", "normalize_observation": False}
+    with pytest.raises(RoleError, match=r"KnownModel has no parameters .* use model: learned"):
+        learner_of(algorithm=CEM, keys=known)
+
+
 @pytest.mark.parametrize("override", ["rollout_length=0", "real_share=1.5", "holdout=0"])
 def test_numbers_out_of_range_are_told(override):
     with pytest.raises(ConfigError, match=override.split("=")[0]):

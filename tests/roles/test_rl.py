@@ -1,5 +1,6 @@
 """Optimizers over evaluators from Python: what is learned, whoever samples and differentiates."""
 
+import errno
 import os
 import signal
 from datetime import timedelta
@@ -416,6 +417,42 @@ def test_a_shard_that_answers_nothing_is_named(actors):
     before = optimizer.updates
     optimizer.step()
     assert optimizer.updates == before + 1
+    optimizer.close()
+
+
+def test_samples_of_a_round_that_lost_one_are_dropped_once_each(monkeypatch):
+    its = evaluators(rl.PPO, 3)
+    optimizer = rl.AllReduce(rl.PPO, its)
+
+    def killed_since(everyone):
+        monkeypatch.undo()
+        its[2]._moments = None
+        its[2].minibatches(everyone)
+
+    monkeypatch.setattr(its[2], "minibatches", killed_since)
+    assert optimizer.step()["dropped"] == 3
+    optimizer.close()
+
+
+def test_a_file_is_written_whole_or_leaves_nothing_and_another_file_is_refused(
+    tmp_path, monkeypatch
+):
+    optimizer = rl.Local(rl.A2C, evaluators(rl.A2C, 1))
+
+    def fill_the_disk(state, file):
+        file.write(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "save", fill_the_disk)
+        with pytest.raises(OSError, match="No space left"):
+            optimizer.save(tmp_path / "state.pt")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "text.pt").write_text("no state")
+    torch.save({"layer.weight": torch.ones(2)}, tmp_path / "network.pt")
+    for name in ("text.pt", "network.pt", "missing.pt"):
+        with pytest.raises(CheckpointError, match=rf"{name} .*Give a file that the `save` of"):
+            optimizer.load(tmp_path / name)
     optimizer.close()
 
 

@@ -6,7 +6,6 @@ round; between rounds an optimizer can be asked for its policy, evaluated, saved
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from gmi_drl.comm import solo_group
@@ -28,6 +26,7 @@ from gmi_drl.roles.evaluators.standalone import Begun, trained_on
 from gmi_drl.roles.optimizers.gradient_step import check_finite
 from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.samples.episodes import RecentEpisodes, Seen
+from gmi_drl.roles.state.checkpoint import load_file, save_file
 
 _OPTIMIZERS: Final = {
     "fresh experience": "AllReduce or Local",
@@ -204,15 +203,16 @@ class EvaluatorOptimizer(ABC):
         self._round += 1
 
     def save(self, path: Path | str) -> None:
-        """Write the state to a file, which is there whole or not at all."""
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        torch.save(_tensors(self.state_dict()), temporary)
-        os.replace(temporary, path)
+        """Writes the state to a file, which is there whole or not at all."""
+        save_file(Path(path), _tensors(self.state_dict()))
 
     def load(self, path: Path | str) -> None:
-        """Go on from a file that `save` wrote."""
-        self.load_state_dict(_arrays(torch.load(path, weights_only=True)))
+        """Goes on from a file that `save` wrote; CheckpointError if it is none."""
+        remedy = "Give a file that the `save` of such an optimizer wrote."
+        state = load_file(Path(path), remedy)
+        if not (isinstance(state, dict) and "weights" in state):
+            raise CheckpointError(f"{path} holds no state of an optimizer. {remedy}")
+        self.load_state_dict(_arrays(state))
 
     def close(self) -> None:
         """End the evaluators that are actors; those of this process let their environments go."""

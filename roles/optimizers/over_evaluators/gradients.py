@@ -43,7 +43,9 @@ class AllReduce(Learning):
             try:
                 return self._sampled_and_trained()
             except SampleLost:  # its evaluator has died since; the round is begun anew
-                self.dropped += self.fleet.size - self._drop
+                # Those who have not answered are counted when they do.
+                late = [number for number in self.fleet.busy if self._asked[number] == self._round]
+                self.dropped += self.fleet.size - self._drop - len(late)
 
     def _sampled_and_trained(self) -> dict[str, Any]:
         self._round += 1
