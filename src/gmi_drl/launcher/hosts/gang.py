@@ -22,6 +22,7 @@ from gmi_drl.launcher.watch.iteration_times import IterationTimes
 from gmi_drl.roles.role.heirs import NOBODY, choose_heir
 from gmi_drl.roles.role.host import COUNTERS
 from gmi_drl.roles.role.job import Job
+from gmi_drl.roles.role.readiness import Start
 
 from .cluster import Host
 from .crossings import crossings_of
@@ -97,6 +98,7 @@ class HostsGang:
         self._endpoints: list[Endpoint | None] = [None] * sum(map(bool, self._trainers))
         # Of hosts with links to others, and the hosts that are to be told of them.
         layout = parts[0].layout
+        self._start = Start(tally, layout)
         self._peers: dict[int, PeerInfo | None] = {
             host: None for crossing in crossings_of(layout) for host in crossing.hosts
         }
@@ -281,6 +283,13 @@ class HostsGang:
     def _take(self, host: int, report: Report) -> None:
         """Takes in what a host reports."""
         report = report.opened()
+        if report.rows:
+            self._rows.update(report.rows)
+            for gmi_id, row in report.rows.items():
+                for name, value in zip(COUNTERS, row, strict=True):
+                    self._tally[gmi_id, name] = value
+        if self._start.look():
+            self._iteration_times.begin()
         for _, record in report.records:
             if isinstance(record, dict) and record.get("kind") == "iteration":
                 self._iteration_times.note()
@@ -290,11 +299,6 @@ class HostsGang:
         self._results[host] += report.results
         if report.peer_info is not None:
             self._peers[host] = report.peer_info
-        if report.rows:
-            self._rows.update(report.rows)
-            for gmi_id, row in report.rows.items():
-                for name, value in zip(COUNTERS, row, strict=True):
-                    self._tally[gmi_id, name] = value
         if report.endpoint is not None and not self._lost:
             self._endpoints[host] = report.endpoint
             if None not in self._endpoints:

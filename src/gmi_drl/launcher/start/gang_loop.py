@@ -50,7 +50,8 @@ def train_until_done(job: Job, reports: Reports, restarts: Restarts, resizer: Re
         while True:
             try:
                 done = gang.wait(_POLL)
-                start.look()
+                if start.look():
+                    times.begin()
                 watchdog.look()
                 reports.show(done)
                 for watch in reports.watches:

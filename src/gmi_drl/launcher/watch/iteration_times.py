@@ -10,14 +10,19 @@ _ITERATIONS: Final = 3  # times the longest iteration so far, as the one in flig
 
 
 class IterationTimes:
-    """Times the iterations of a gang from its start, the first one with what comes before it."""
+    """Times the iterations of a gang, the first one from when all its GMIs are set up."""
 
     def __init__(self) -> None:
-        self._noted_s = time.monotonic()  # when the last one ended
+        self._noted_s = 0.0  # when the last one ended; 0: none has begun
         self._longest_s = 0.0  # 0: none has ended yet
+
+    def begin(self) -> None:
+        """Notes that the first iteration begins; does nothing from the second call on."""
+        self._noted_s = self._noted_s or time.monotonic()
 
     def note(self) -> None:
         """Notes that an iteration has ended."""
+        self.begin()
         now_s = time.monotonic()
         self._longest_s = max(self._longest_s, now_s - self._noted_s)
         self._noted_s = now_s
