@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
 
 ENVIRONMENTS: Final = 0
 ACTIONS: Final = 1
@@ -24,3 +27,13 @@ def seed_of(run: int, number: int, stream: int, lives: int = 0, resumed: int = 0
     later = (lives, resumed) if resumed else (lives,) if lives else ()
     entropy = (run, number, stream, *later)
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+
+def draw_on(generator: Generator, state: Tensor) -> None:
+    """Has a generator draw on from a checkpoint's `state`, if that is of the same kind of device.
+
+    Those of a CPU and of a GPU do not fit each other: it then draws on from its own seed, which is
+    another one after a resume.
+    """
+    if state.shape == generator.get_state().shape:
+        generator.set_state(state)

@@ -40,6 +40,7 @@ from gmi_drl.roles.samples.codec import (
     received,
 )
 from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.roles.seeds import draw_on
 from gmi_drl.roles.telemetry.experience import ExperienceCodec, Kept, Use
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.roles.telemetry.progress import Progress
@@ -152,7 +153,7 @@ class AsyncSampleRounds:
         return {"generator": self._generator.get_state()}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        self._generator.set_state(state["generator"])
+        draw_on(self._generator, state["generator"])
         if not self._marks:  # else the state is of this launch, whose agents go on
             self._mgr.warn("agents begin new episodes: in mode async environments are not saved")
 

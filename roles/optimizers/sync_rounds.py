@@ -21,7 +21,7 @@ from gmi_drl.roles.evaluators.remote import RemoteEvaluators
 from gmi_drl.roles.policies.policy_map import PolicyMap
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.episodes import RecentEpisodes, Seen
-from gmi_drl.roles.seeds import DRAWS
+from gmi_drl.roles.seeds import DRAWS, draw_on
 from gmi_drl.roles.telemetry.experience import ExperienceCodec
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.roles.telemetry.progress import Progress
@@ -204,7 +204,7 @@ class SyncRounds(BaseRounds):
         return state | self._evaluators.state_dict()
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        self._generator.set_state(state["shuffles"])
+        draw_on(self._generator, state["shuffles"])
         torch.set_rng_state(state["global_generator"])
         device = self._generator.device
         if device.type == "cuda" and "device_generator" in state:  # else saved by a CPU

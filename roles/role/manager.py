@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property, partial
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -183,11 +184,12 @@ class GMI_manager:
         if isinstance(data, dict):
             return {key: self.allreduce(data[key], group, op) for key in sorted(data)}
         if isinstance(data, (list, tuple)):
-            return type(data)(self.allreduce(item, group, op) for item in data)
+            items = [self.allreduce(item, group, op) for item in data]
+            return type(data)(*items) if hasattr(data, "_fields") else type(data)(items)
         if isinstance(data, np.ndarray):
             self.allreduce(torch.from_numpy(data), group, op)
             return data
-        if not isinstance(data, (Tensor, bool, int, float)) or (
+        if not isinstance(data, (Tensor, Real)) or (
             isinstance(data, Tensor) and (data.is_complex() or data.layout != torch.strided)
         ):
             raise TypeError(
@@ -219,8 +221,7 @@ class GMI_manager:
     def recv(self, src_GMI_id: int, timeout: timedelta | None = None) -> Any:
         """Returns the next message of GMI `src_GMI_id`, in the order it sent them; waits for it."""
         beat()
-        mailbox = self._mailbox("recv", src_GMI_id)
-        return mailbox.recv(src_GMI_id, timeout or self.timeout)
+        return self._mailbox("recv", src_GMI_id).recv(src_GMI_id, timeout)
 
     def _mailbox(self, verb: str, other: int) -> Mailbox:
         if self._context is None or self._context.mailbox is None:

@@ -20,6 +20,7 @@ from gmi_drl.roles.envs.protocol import Step, VecEnv
 from gmi_drl.roles.errors import NotFiniteError, RoleError
 from gmi_drl.roles.graphs import Graph, Pool, capture_steps, static_on
 from gmi_drl.roles.policies.normalize import normalized
+from gmi_drl.roles.seeds import draw_on
 from gmi_drl.roles.telemetry.clock import Clock
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.runtime.process.progress import beat
@@ -156,7 +157,7 @@ class Collector:
 
         Then new episodes begin.
         """
-        self._generator.set_state(state["generator"])
+        draw_on(self._generator, state["generator"])
         if state["env"] is None:
             return False
         self._env.load_state_dict(state["env"])

@@ -55,6 +55,8 @@ class Hindsight:
         later = torch.minimum(later, last)  # where a draw is rounded up to 1
         goals = achieved.gather(0, later[..., None].expand_as(achieved))
         chosen = draws[1] < self._share
+        if not bool(chosen.any()):  # as of a batch of one step
+            return
         batch["raw_observation"][..., self._desired][chosen] = goals[chosen]
         batch["reward"][chosen] = self._scale * self._rewards(achieved[chosen], goals[chosen])
 

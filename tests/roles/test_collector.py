@@ -18,6 +18,7 @@ from gmi_drl.roles.errors import CaptureError, NotFiniteError
 from gmi_drl.roles.policies.actor_critic import ActorCritic, distribution_for, observation_width
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer, batch_moments
 from gmi_drl.roles.samples.episodes import EpisodeStats
+from gmi_drl.roles.seeds import draw_on
 from toy_env import ToyEnv
 
 
@@ -143,6 +144,15 @@ def test_a_collector_that_was_captured_goes_on_from_what_was_saved():
     saved = copy.deepcopy(first.state_dict())
     assert second.load_state_dict(saved)
     assert_alike(horizons(second, 2), horizons(first, 2))
+
+
+def test_numbers_are_drawn_anew_where_a_checkpoint_is_of_another_kind_of_device():
+    generator = torch.Generator().manual_seed(5)
+    saved, drawn = generator.get_state(), torch.rand(3, generator=generator)
+    draw_on(generator, torch.zeros(16, dtype=torch.uint8))  # as that of a GPU is
+    assert not torch.equal(torch.rand(3, generator=generator), drawn)
+    draw_on(generator, saved)
+    assert torch.equal(torch.rand(3, generator=generator), drawn)
 
 
 def test_steps_that_move_after_all_are_captured_anew():

@@ -117,6 +117,16 @@ def test_environments_without_goals_are_refused(env, message):
         Hindsight(env, 0.8, 1.0, torch.Generator())
 
 
+def test_rewards_of_no_goals_are_not_asked_for():
+    def one_by_one(achieved, desired):
+        return np.stack([distance(*goals) for goals in zip(achieved, desired, strict=True)])
+
+    hindsight = Hindsight(env_of(reward=one_by_one), 0.0, 1.0, torch.Generator())
+    batch = batch_of(1, 1, torch.zeros(1, 1, dtype=torch.bool))
+    hindsight.relabel(batch)
+    assert float(batch["reward"]) == 7.0
+
+
 def test_rewards_of_another_shape_are_refused():
     hindsight = Hindsight(env_of(reward=lambda *_: 0.0), 1.0, 1.0, torch.Generator())
     with pytest.raises(EnvError, match=r"shape \[\] for 6 goals; must be \[6\]"):

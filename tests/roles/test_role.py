@@ -1,5 +1,7 @@
 """DRL_role and GMI_manager outside a launched run, and how a role class is found by its name."""
 
+from collections import namedtuple
+from datetime import timedelta
 from types import SimpleNamespace
 
 import numpy as np
@@ -76,11 +78,22 @@ def test_messages_between_hosts_are_refused():
 
 def test_allreduce_takes_what_numbers_come_in():
     mgr = Echo(0, "trainer", 0).mgr
-    data = {"a": torch.arange(3), "b": [np.ones(2), 4.5]}
+    point = namedtuple("point", "x y")
+    data = {"a": torch.arange(3), "b": [np.ones(2), 4.5], "c": point(1.0, np.ones(2).mean())}
+    data["d"] = np.ones(2, dtype=np.float32).mean(), np.int64(3)  # which are no Python numbers
     out = mgr.allreduce(data, op="sum")
+    assert (out["c"], out["d"]) == (point(1.0, 1.0), (1.0, 3.0))
     assert out["a"].tolist() == [0, 1, 2]
     assert out["b"][0].tolist() == [1.0, 1.0]
     assert out["b"][1] == 4.5
+
+
+def test_a_message_that_is_not_waited_for_is_not():
+    layout = tcg_ex(Topology.from_cores([0]), 1, 8)
+    config = load_config({"version": 1, "env": {"id": "CartPole-v1", "num_env": 8}})
+    mailbox = SimpleNamespace(recv=lambda source, timeout: timeout)
+    mgr = GMI_manager(0, manager.GmiContext(0, layout, config, mailbox=mailbox))
+    assert mgr.recv(0, timeout=timedelta(0)) == timedelta(0)
 
 
 def test_no_environments_are_refused_and_not_taken_for_all_of_them():
