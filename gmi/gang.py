@@ -137,7 +137,7 @@ class Gang:
         self._pending = {}
         names = ", ".join(f"gmi {gmi_id} (GPU {self._specs[gmi_id].gpu_id})" for gmi_id in late)
         limit_s = timeout.total_seconds() if timeout else 0.0
-        raise GmiTimeout(f"{method} timed out after {limit_s:g} s: {names} has not answered")
+        raise GmiTimeout(f"{method} timed out after {limit_s:g} s: {names} did not answer")
 
     def check(self) -> None:
         """Raises GmiDied if a GMI has died or raised; returns at once."""
@@ -216,7 +216,8 @@ class Gang:
         """
         self._stopped = self._stopped or reason
         try:
-            runtime.stop(self._actors(), grace or self.grace, reason, self._fence)
+            given = self.grace if grace is None else grace
+            runtime.stop(self._actors(), given, reason, self._fence)
         except BaseException:
             self.kill()
             raise
@@ -307,10 +308,14 @@ class Gang:
         return {gmi_id: failure for gmi_id, failure in failures.items() if gmi_id not in expected}
 
     def _fail(self) -> None:
-        """Finds the GMI that failed first, stops the others, and raises."""
+        """Finds the GMI that failed first, stops the others, and raises.
+
+        Unless deaths that come to light meanwhile show that its device is lost.
+        """
         if alive := self._pending_deaths():
             runtime.wait(alive, len(alive), _SETTLE)
-        failures = self._failures()
+        if not (failures := self._failures()):
+            return
 
         def order(gmi_id: int) -> tuple[bool, float]:
             failed_s, error = failures[gmi_id]

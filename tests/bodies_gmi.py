@@ -7,6 +7,7 @@ import time
 import faults
 from gmi_drl import runtime
 from gmi_drl.comm.errors import PeerLeft
+from gmi_drl.gmi import DEVICE_LOST
 
 
 class Stepper:
@@ -61,6 +62,14 @@ class Stepper:
         while not path.exists():
             time.sleep(0.0005)  # between two looks; the file is what it waits for
         raise ValueError("on purpose")
+
+    def lose_the_device_behind(self, path):
+        """GMI 0 raises what its device says; GMI 1 finds after that that the device is lost."""
+        if self.spec.gmi_id == 0:
+            raise RuntimeError("on purpose")
+        while not path.exists():
+            time.sleep(0.0005)  # between two looks; the file is what it waits for
+        os._exit(DEVICE_LOST)
 
     def die_once(self, path):
         """Killed at the first time; then the pid that answers, and the slice it has."""

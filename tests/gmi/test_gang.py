@@ -172,6 +172,31 @@ def test_who_only_tells_that_a_peer_has_left_is_not_the_first(tmp_path):
     assert caught.value.others == (0,)
 
 
+def test_who_raises_before_its_device_is_known_to_be_lost_is_no_failure(tmp_path, monkeypatch):
+    with gang(2, shrinks=True) as running:
+        running.start("lose_the_device_behind", tmp_path / "failed")
+        raised, other = running._pending[0], running._process_of[1].death
+        runtime.wait([raised], 1, LONG)
+
+        def wait_for_the_other():
+            (tmp_path / "failed").touch()
+            runtime.wait([other], 1, LONG)
+            return []
+
+        monkeypatch.setattr(running, "_pending_deaths", wait_for_the_other)
+        running.check()
+        assert running.lost_devices().keys() == {0}
+
+
+def test_a_gang_can_be_stopped_without_any_grace(monkeypatch):
+    given = []
+    with gang(1) as running, monkeypatch.context() as patch:
+        patch.setattr(runtime, "stop", lambda actors, grace, *_: given.append(grace))
+        patch.setattr(running, "_release", lambda: None)
+        running.stop(timedelta(0))
+    assert given == [timedelta(0)]
+
+
 def test_the_death_of_a_gmi_that_does_nothing_is_noticed_too():
     with gang(2) as running:
         os.kill(running.call("pid", timeout=LONG)[0], signal.SIGKILL)
