@@ -134,11 +134,8 @@ class Mailbox:
         limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
         deadline_s = time.monotonic() + limit_s
         peer = self._reach(dst, limit_s, deadline_s)
-        self._take_in()
         self._check_there(dst)
         while peer.under_way >= self.capacity:
-            self._check_there(dst)
-            self._check_restarted(dst)
             if not self._wait_briefly(deadline_s):
                 raise MailboxTimeout(
                     f"send timed out after {limit_s:g} s: gmi {dst} has not received any of the "
@@ -146,6 +143,8 @@ class Mailbox:
                     "Receive more often there, or raise the capacity.",
                     dst,
                 )
+            self._check_there(dst)
+            self._check_restarted(dst)
         peer.under_way += 1
         peer.messages.send_multipart([self._header(_MESSAGE), *frames], copy=True)
 
@@ -156,13 +155,11 @@ class Mailbox:
         says that it has closed and all its messages have been received, PeerRestarted that it was
         restarted, and that messages of before are lost.
         """
-        self._check_open()
         limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
         deadline_s = time.monotonic() + limit_s
         self._take_in()
         self._check_restarted(src)
         while not (queue := self._arrived.setdefault(src, collections.deque())):
-            self._check_restarted(src)
             if src in self._finished:
                 raise PeerClosed(
                     f"gmi {src} has closed its mailbox and sends nothing more to gmi {self.gmi_id}",
@@ -175,6 +172,7 @@ class Mailbox:
                     f"{self.gmi_id}" + ("" if is_open else "; it has no mailbox open"),
                     src,
                 )
+            self._check_restarted(src)
         frames = queue.popleft()
         if peer := self._connect(src):
             peer.notes.send(self._header(_TAKEN))
@@ -212,7 +210,7 @@ class Mailbox:
 
     def _reach(self, dst: int, limit_s: float, deadline_s: float) -> _Peer:
         """Connects to `dst`; waits until it has a mailbox."""
-        self._check_open()
+        self._take_in()
         self._check_restarted(dst)
         while (peer := self._connect(dst)) is None:
             if dst in self._finished:

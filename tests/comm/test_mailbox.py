@@ -1,5 +1,6 @@
 """Messages arrive whole and in order, a full mailbox makes its sender wait, and nothing is left."""
 
+import contextlib
 import dataclasses
 import os
 import pickle
@@ -195,6 +196,41 @@ def test_a_waiting_receiver_is_told_of_a_restart(folder):
         with Mailbox(folder, 1):
             thread.join(20)
     assert told == [1]
+
+
+@pytest.mark.parametrize("look", [1, 2])
+def test_who_hears_of_a_restart_in_a_call_is_told_before_it_goes_on(folder, look, monkeypatch):
+    """At its first look for what has come in, or at the second, when it waits."""
+    with Mailbox(folder, 0, capacity=1) as first, contextlib.ExitStack() as stack:
+        take_in, current = first._take_in, Mailbox(folder, 1)
+        looks = 0
+
+        def take_in_until(reached):
+            while not reached() and first._inbox.poll(20_000):
+                take_in()
+
+        def restart_at_look():
+            nonlocal current, looks
+            looks += 1
+            if looks == look:
+                if is_sending:
+                    current.recv(0)  # so that there is room for the next one
+                    take_in_until(lambda: not first._peers[1].under_way)
+                die(current)
+                current = stack.enter_context(Mailbox(folder, 1))
+                current.send(0, "here I am")
+                take_in_until(lambda: first._restarted)
+            take_in()
+
+        monkeypatch.setattr(first, "_take_in", restart_at_look)
+        for is_sending in (True, False):
+            looks = look  # not now
+            first.send(1, "of before")
+            assert is_sending or current.recv(0) == "of before"
+            looks = 0
+            with pytest.raises(PeerRestarted):
+                first.send(1, "lost") if is_sending else first.recv(1)
+            assert first.recv(1) == "here I am"
 
 
 def test_who_never_talked_to_it_does_not_notice_a_restart(folder):
