@@ -19,7 +19,7 @@ from gmi_drl import runtime
 from gmi_drl.comm.errors import CommError, listed
 from gmi_drl.comm.links.links import Link, LinkKey, LinkKind, fit
 from gmi_drl.comm.reducers.group_spec import GroupSpec, create_group
-from gmi_drl.gmi import LayoutSlices
+from gmi_drl.gmi import GmiError, LayoutSlices
 from gmi_drl.gmi.process import GmiProcess, grouped, start_process
 from gmi_drl.placement.layout import GmiSpec, Layout
 
@@ -145,7 +145,7 @@ def measure(
     try:
         with tempfile.TemporaryDirectory(dir=runtime.run_directory()) as folder:
             spans = _run(stages, layout, Path(folder), deadline)
-    except runtime.ActorRuntimeError as error:
+    except (runtime.ActorRuntimeError, GmiError) as error:
         raise CommError(f"links could not be measured: {error}") from error
     finally:
         if owns_runtime:

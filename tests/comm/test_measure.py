@@ -11,7 +11,7 @@ from gmi_drl.comm.errors import CommError
 from gmi_drl.comm.plan import measure as measuring
 from gmi_drl.comm.plan.measure import latencies, measure
 from gmi_drl.comm.plan.project import key_of, stages_of
-from gmi_drl.gmi import LayoutSlices
+from gmi_drl.gmi import LayoutSlices, SliceError
 from gmi_drl.gmi.backends.cpu import CpuBackend
 from gmi_drl.placement import GmiSpec, Layout, Topology, reducing
 
@@ -60,6 +60,17 @@ def test_a_process_that_cannot_take_its_slice_is_an_error_of_measuring():
     broken = GmiSpec(1, 1, ("trainer",), "direct", (), 1, device_uuid="GPU-none")
     with pytest.raises(CommError, match=r"(?s)links could not be measured.*GPU-none"):
         measure(stages(layout), Layout("tcg_ex", layout.topology, (layout.gmis[0], broken)))
+    assert not runtime.is_initialized()
+
+
+def test_slices_that_cannot_be_made_are_an_error_of_measuring(monkeypatch):
+    def prepare(self, gmis, topology):
+        raise SliceError("GMI 0: its instance is in use")
+
+    monkeypatch.setattr(CpuBackend, "prepare", prepare)
+    layout = layout_of(1)
+    with pytest.raises(CommError, match="links could not be measured: GMI 0: its instance"):
+        measure(stages(layout), layout)
     assert not runtime.is_initialized()
 
 
