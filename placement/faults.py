@@ -97,10 +97,9 @@ def close_names(name: str, known: Iterable[str]) -> list[str]:
     return [by_lower[match] for match in dict.fromkeys([*anagrams, *matches])][:3]
 
 
-def _shorten(value: Any, limit: int = 80) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)  # the end of a path says more than its middle
-    half = (limit - 3) // 2
-    return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"
+    return text if len(text) <= 80 else f"{text[:38]}...{text[-38:]}"
 
 
 def listed(names: Sequence[str], last: str = "and") -> str:

@@ -53,12 +53,6 @@ def _cores(value: Any) -> Any:
     return (value,) if type(value) is int else as_tuple(value)
 
 
-def _gmis(value: Any) -> Any:
-    if value == []:  # not by a bound of the field, as faulty entries do not count there
-        raise broken("there is no GMI", "Give one or more.")
-    return as_tuple(value)
-
-
 def _memory(value: Any) -> Any:
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", value) if isinstance(value, str) else None
     if match is not None and match[2] in _UNITS:
@@ -110,7 +104,7 @@ class LayoutFile(Section):
     """1."""
     template: TemplateName
     """the template whose roles it has, for example tcg_ex."""
-    gmis: Annotated[tuple[_Gmi, ...], BeforeValidator(_gmis)]
+    gmis: Annotated[tuple[_Gmi, ...], BeforeValidator(as_tuple), Field(min_length=1)]
     """a list with gpu and roles of each GMI."""
 
     @property
@@ -189,19 +183,12 @@ def read_layout(path: Path | str) -> LayoutFile:
     return parse_layout(text, str(path))
 
 
-def from_yaml(
-    text: str,
-    topology: Topology,
-    num_env: int,
-    backend: str = "cpu",
-    hardware: HardwareConfig | None = None,
-) -> Layout:
+def from_yaml(text: str, topology: Topology, num_env: int, backend: str = "cpu") -> Layout:
     """Returns the Layout in a text, on these devices, with every share filled in.
 
     ConfigError for a text that is none, LayoutError where cores or instances are too few.
     """
-    layout = parse_layout(text).on(topology, num_env, backend)
-    return sliced(layout, hardware or HardwareConfig())
+    return sliced(parse_layout(text).on(topology, num_env, backend), HardwareConfig())
 
 
 def to_yaml(layout: Layout) -> str:

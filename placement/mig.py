@@ -155,16 +155,10 @@ def mig_slices(
     """
     gpu = f"GPU {device.index} ({device.name})"
     if device.mig_mode is None:
-        raise LayoutError(
-            f"{gpu}: backend mig; instance kind has no MIG. Use backend mps, or direct."
-        )
+        raise LayoutError(f"{gpu}: backend mig; its kind has no MIG. Use backend mps, or direct.")
     profiles = profiles_of(device)
     usable = sorted(
-        (
-            instance
-            for instance in whole_instances(device)
-            if instance.mem_bytes >= (mem_bytes or 0)
-        ),
+        (i for i in whole_instances(device) if i.mem_bytes >= (mem_bytes or 0)),
         key=lambda instance: (instance.mem_bytes, instance.sm_count or 0),
         reverse=mem_bytes is None,
     )
@@ -196,9 +190,7 @@ def mig_slices(
 
 def whole_instances(device: Device) -> tuple[MigInstance, ...]:
     """Returns the instances of a device that are whole GPU instances, by their start."""
-    return tuple(
-        sorted(_without_compute_instances(device.mig), key=lambda instance: instance.start)
-    )
+    return tuple(_without_compute_instances(device.mig))
 
 
 def instance_at(device: Device, place: MigSlice) -> MigInstance | Profile | None:

@@ -44,9 +44,9 @@ class MultiAgentConfig(Section):
     @classmethod
     def _map_all(cls, value: Any) -> Any:
         """Maps all agents to a policy that is the only one, whatever its name."""
-        names = value.get("policies") if isinstance(value, dict) else None
-        if isinstance(names, list | tuple) and len(names) == 1 and "mapping" not in value:
-            return {**value, "mapping": {"*": names[0]}}
+        match value:
+            case {"policies": [str(name)]} if "mapping" not in value:
+                return {**value, "mapping": {"*": name}}
         return value
 
     @field_validator("policies")

@@ -148,6 +148,9 @@ def explain(
     if any(d["loc"] == _NAME and d["type"] == "literal_error" for d in details):
         # Its other keys are not known.
         details = [d for d in details if d["loc"] == _NAME or d["loc"][0] != _NAME[0]]
+    # Entries that are faulty do not count, so that a list of these alone is too short, too.
+    lists = [d["loc"][:-1] for d in details]
+    details = [d for d in details if d["type"] != "too_short" or d["loc"] not in lists]
     for detail in details:
         keys = (*prefix, *(str(key) for key in detail["loc"] if key != "[key]"))
         rule, remedy = _rule(keys, detail, schema)
@@ -197,7 +200,9 @@ def _rule(keys: Keys, detail: ErrorDetails, schema: ConfigSchema) -> tuple[str, 
         return "not of the right form", _description(field)
     if kind == "model_type" and (section := schema.section_at(keys)) is not None:
         return f"must be a section with keys {', '.join(keys_of(section))}", _correction(field)
-    return _RULES.get(kind, detail["msg"]).format(**context), _correction(field)
+    # A message that a class of the user's has raised may have braces.
+    rule = _RULES[kind].format(**context) if kind in _RULES else detail["msg"]
+    return rule, _correction(field)
 
 
 # Names of keys in other libraries, and their names here.

@@ -140,6 +140,7 @@ class KeepNumbers(EnvWrapper):
         self._places = torch.tensor(valid, device=env.device)
         low, high = space.low[valid], space.high[valid]
         self.observation_space = Box(low, high, dtype=space.dtype.type)
+        self.structured_space = self.observation_space
 
     def observe(self, observation: Tensor) -> Tensor:
         return observation.index_select(1, self._places)

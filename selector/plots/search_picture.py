@@ -139,7 +139,7 @@ def _axis_value(value: Any, span: RangeConfig) -> float:
     """Returns a value as a number on an axis: of a choice its place in the list."""
     if span.choice is None:
         return float(value)
-    return float([text_of(option) for option in span.choice].index(text_of(value)))
+    return float(span.choice.index(value))
 
 
 def _scale(axis: Any, span: RangeConfig, which: str) -> None:

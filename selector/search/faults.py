@@ -95,8 +95,8 @@ def _key_fault(config: Config, key: str, span: RangeConfig) -> Fault | None:
     if key not in keys:
         hint = closest(key, keys) or closest(f"algorithm.{key}", keys)
         rule = (
-            "a search changes keys of algorithm, but span name, and env.num_env: what else there "
-            "is changes what is learned, or where"
+            "a search changes keys of algorithm, but name and optimizer, and env.num_env: what "
+            "else there is changes what is learned, or where"
         )
         return Fault(where, ABSENT, rule, f"Did you mean {hint}?" if hint else "Remove it.")
     if key in _JOINT and span.choice is None:
@@ -290,7 +290,7 @@ def _least_update(config: Config) -> int:
     for key in ("env.num_env", "algorithm.horizon"):
         section, _, name = key.partition(".")
         span = config.search.ranges.get(key)
-        values = [v for v in (span and span.choice) or () if isinstance(v, int)]
+        values = [int(v) for v in (span and span.choice) or () if isinstance(v, (int, float))]
         least *= min(values, default=getattr(getattr(config, section), name))
     return least
 

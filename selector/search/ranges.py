@@ -97,5 +97,5 @@ def applied(config: Config, values: Values, **run: Any) -> Config:
 
 
 def text_of(value: Any) -> str:
-    """Returns a value as tables show it: 0.00031, [64, 64]."""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    """Returns a value as tables show it: 0.00031, 0.9995, [64, 64]."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -108,7 +108,7 @@ def least_horizon(settings: AlgorithmConfig) -> int:
     if getattr(settings, "recurrent", None) is not None:
         return own
     if isinstance(settings, ReplayConfig):
-        return min(own, int(getattr(settings, "n_step", 1)))
+        return min(own, settings.n_step)
     weight = settings.gamma * getattr(settings, "lam", math.inf)
     return own if weight >= 1 else min(own, math.ceil(1 / (1 - weight)))
 

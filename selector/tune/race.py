@@ -138,10 +138,13 @@ def race(candidates: Sequence[Candidate], train: Train, seconds: float) -> RaceR
         why = f"{failed}it led the race, with a mean return of {mean:.1f}"
         return RaceResult(predicted, why, tuple(scores))
     second = _round([predicted, ahead], train, seconds / 2 / _LAST, 2, scores)
+    leading, predicted_mean = second.mean_of(ahead), second.mean_of(predicted)
+    if leading is None and predicted in second.failed and ahead not in second.failed:
+        why = f"{failed}it led the first round of the race, and in the second the other failed"
+        return RaceResult(ahead, why, tuple(scores))
     if second.leader(predicted) == predicted:
         why = f"{failed}another led the first round of the race, and not the second"
         return RaceResult(undecided, why, tuple(scores))
-    leading, predicted_mean = second.mean_of(ahead), second.mean_of(predicted)
     if predicted_mean is not None:
         against = f"against {predicted_mean:.1f} of what was predicted to be best"
     else:

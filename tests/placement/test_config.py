@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 import yaml
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from gmi_drl.placement import (
     AUTO,
@@ -200,6 +200,36 @@ def test_the_class_of_an_algorithm_says_what_settings_there_are():
         "algorithm.epsilon=2; must be at most 1. Correct it, or leave it out for the default, 0.1.",
         "algorithm.optimizer='all_reduce'; the algorithm runs under replay. Use replay, or auto.",
     ]
+
+
+def test_what_a_class_of_settings_says_of_a_value_is_told_as_it_is():
+    class Strict:
+        class Settings(AlgorithmConfig):
+            kind: str = "a"
+
+            @field_validator("kind")
+            @classmethod
+            def _check(cls, value):
+                raise ValueError("must be one of {a, b}")
+
+    section = load_config({**MINIMAL, "algorithm": {"class": "a:Strict", "kind": "c"}}).algorithm
+    with pytest.raises(ConfigError, match=r"kind='c'; Value error, must be one of \{a, b\}\. "):
+        settings_of(Strict, section)
+
+
+@pytest.mark.parametrize("optimizer", [5, None, ["replay"], {"name": "replay", "lag": 1}])
+def test_an_optimizer_of_a_class_that_is_no_name_is_a_fault(optimizer):
+    with pytest.raises(ConfigError, match=r"must be one of auto, all_reduce, "):
+        load_config({**MINIMAL, "algorithm": {"class": "a:B", "optimizer": optimizer}})
+
+
+def test_a_list_of_faulty_entries_alone_is_not_told_as_empty():
+    with pytest.raises(ConfigError) as caught:
+        load_config({**MINIMAL, "multi_agent": {"policies": [1]}})
+    (fault,) = caught.value.faults
+    assert str(fault).startswith("multi_agent.policies.0=1; must be text.")
+    with pytest.raises(ConfigError, match=r"policies=\(\); must not be empty"):
+        load_config({**MINIMAL, "multi_agent": {"policies": []}})
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from matplotlib.axes import Axes
 
+from gmi_drl.placement import load_config
+from gmi_drl.selector.plots.search_picture import draw_search
 from gmi_drl.selector.plots.tune_picture import draw, pens_of
 from gmi_drl.selector.record.results import results_of
 from gmi_drl.selector.tune.candidate import DeviceSplit, Failed
@@ -42,6 +45,23 @@ def test_a_picture_is_drawn_of_any_record(record, tmp_path):
 def test_the_same_record_gives_the_same_svg(tmp_path):
     first, second = (draw(on_cores(), tmp_path / name)[1] for name in "ab")
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_choices_that_look_alike_have_places_of_their_own(tmp_path, monkeypatch):
+    gammas, places = [0.99, 0.99991, 0.99992], []
+    monkeypatch.setattr(Axes, "scatter", lambda self, x, y, **_: places.append(x[0]))
+    ranges = {"algorithm.gamma": {"choice": gammas}}
+    data = {"version": 1, "env": {"id": "CartPole-v1"}, "search": {"ranges": ranges}}
+    lines = [
+        {
+            "kind": "ended", "trial": trial, "number": 0, "bracket": 0, "start": None, "steps": 9,
+            "reached": 9, "points": [[9, 1.0]], "return_mean": 1.0,
+            "values": {"algorithm.gamma": gamma},
+        }
+        for trial, gamma in enumerate(gammas)
+    ]  # fmt: skip
+    draw_search(tmp_path / "search.png", load_config(data), lines, (0, 0))
+    assert places == [0, 1, 2]
 
 
 def test_nothing_is_drawn_where_nothing_ran(tmp_path):

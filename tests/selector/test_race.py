@@ -206,6 +206,10 @@ def test_what_fails_in_a_race_is_not_chosen():
         found = race(TWO, Trainer({64: dead, 32: run}), 40.0)
         assert found.winner == candidate(32)
         assert f"has failed in the race, and {told}" in found.why
+    found = race(TWO, by_round(a_64=1.0, a_32=2.0, b_64=dead, b_32=NOTHING), 40.0)
+    assert (found.winner, found.why) == (
+        candidate(32), "it led the first round of the race, and in the second the other failed",
+    )  # fmt: skip
     found = race(TWO, Trainer({64: dead, 32: dead}), 40.0)
     assert (found.winner, found.why) == (None, "all that raced have failed")
 

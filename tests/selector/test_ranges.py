@@ -10,7 +10,7 @@ from gmi_drl.placement import check, load_config
 from gmi_drl.placement.topology import Topology
 from gmi_drl.selector.search import faults as module
 from gmi_drl.selector.search.faults import search_faults, section_faults
-from gmi_drl.selector.search.ranges import Ranges, applied
+from gmi_drl.selector.search.ranges import Ranges, applied, text_of
 
 RANGES = {
     "algorithm.learning_rate": {"log_uniform": [1e-5, 1e-1]},
@@ -97,6 +97,7 @@ def test_moves_go_both_ways_by_the_kind_of_the_range_and_inwards_at_its_ends():
         ("algorithm.minibatches", {"choice": [2, 3]}, {}, "algorithm.minibatches=3 can be drawn"),
         ("env.num_env", {"choice": [8, "auto"]}, {}, "a trial has a number of environments"),
         ("algorithm.rho_clip", {"uniform": [1, 2]}, {}, "algorithm.rho_clip is a setting of"),
+        ("algorithm.name", {"choice": ["ppo", "a2c"]}, {}, "but name and optimizer, and env.num"),
         ("algorithm.learning_rat", {"uniform": [0.1, 0.2]}, {}, "Did you mean algorithm.learning_"),
         ("learning_rate", {"uniform": [0.1, 0.2]}, {}, "Did you mean algorithm.learning_rate?"),
         ("run.total_steps", {"integer": [1, 2]}, {}, "what else there is changes what is learned"),
@@ -158,6 +159,19 @@ def test_of_keys_that_must_fit_all_combinations_are_looked_at_and_each_value_is_
 def test_what_no_trial_could_be_is_told(changes, said):
     data = {"version": 1, "env": {"id": "CartPole-v1"}, "search": {"ranges": RANGES}} | changes
     assert any(said in str(fault) for fault in search_faults(load_config(data)))
+
+
+def test_the_shortest_update_is_that_of_numbers_as_yaml_reads_them():
+    ranges = {"algorithm.horizon": {"choice": [8.0, 4.0]}}  # as YAML reads 4e0
+    assert section_faults(config(ranges, min_steps=64 * 4)) == []
+    (fault,) = section_faults(config(ranges, min_steps=64 * 4 - 1))
+    assert "search.min_steps=255; an update takes 256 steps" in str(fault)
+
+
+def test_a_value_near_1_is_not_told_as_1():
+    assert [text_of(value) for value in (0.999, 0.9995, 3.14e-4, 8, [64, 64])] == [
+        "0.999", "0.9995", "0.000314", "8", "[64, 64]",
+    ]  # fmt: skip
 
 
 def test_values_are_those_that_a_record_gives_back():

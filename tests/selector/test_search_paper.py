@@ -61,12 +61,6 @@ def test_the_runner_up_is_the_best_of_the_others():
     assert spent.runner_up == space.rows[0][1]
 
 
-def test_alpha_is_the_readers_to_choose():
-    answers = {(1, n): measured(100 + n / 100, 100 + n) for n in (128, 256, 512, 1024)}
-    assert len(play(paper(Space((row(1),)), 5.0, alpha=0.0), answers)[0]) == 4
-    assert len(play(paper(Space((row(1),)), 5.0, alpha=0.1), answers)[0]) == 2
-
-
 def test_throughput_is_that_of_all_gmis_together_and_not_multiplied():
     answers = {(1, 128): measured(100, 100), (2, 128): measured(90, 100)}
     space = Space((row(1, (128,)), row(2, (128,))))

@@ -48,7 +48,7 @@ class CustomAlgorithmConfig(AlgorithmConfig):
     @classmethod
     def _check_optimizer(cls, value: Any) -> Any:
         if value not in ("auto", *MODE_OF_OPTIMIZER):
-            near = closest(value, MODE_OF_OPTIMIZER)
+            near = closest(str(value), MODE_OF_OPTIMIZER)
             names = ", ".join(MODE_OF_OPTIMIZER)
             raise broken(
                 f"must be one of auto, {names}",

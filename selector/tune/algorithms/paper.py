@@ -22,12 +22,12 @@ from .observations import sat
 ALPHA: Final = 0.1  # the paper: "typically below 0.1"
 
 
-def paper(space: Space, seconds: float, alpha: float = ALPHA) -> TuneSearch:
-    """Climbs each row from its fewest environments, until Sat is below `alpha`; the best of all."""
-    return partial(_paper, space, seconds, alpha)
+def paper(space: Space, seconds: float) -> TuneSearch:
+    """Climbs each row from its fewest environments, until Sat is below ALPHA; the best of all."""
+    return partial(_paper, space, seconds)
 
 
-def _paper(space: Space, seconds: float, alpha: float, measure: Measure) -> Chosen:
+def _paper(space: Space, seconds: float, measure: Measure) -> Chosen:
     best_perf, best = 0.0, None  # line 1
     considered: dict[Candidate, float] = {}
     skipped: list[Skipped] = []
@@ -49,8 +49,8 @@ def _paper(space: Space, seconds: float, alpha: float, measure: Measure) -> Chos
             # Deviation: at the first point of a row, lines 14 to 17 divide by last_perf = 0. There
             # is nothing to compare it with: it is never saturated. `sat` mends line 17 where
             # memory does not grow: then more throughput is worth having, less is not.
-            if last is not None and sat(last, curr) < alpha:  # lines 14 to 19
-                skipped += _later(row, index, f"saturated at {candidate.num_env:,}: Sat < {alpha}")
+            if last is not None and sat(last, curr) < ALPHA:  # lines 14 to 19
+                skipped += _later(row, index, f"saturated at {candidate.num_env:,}: Sat < {ALPHA}")
                 break  # line 20: the saturated point itself is not considered
             # Deviation: line 22 multiplies one GMI's throughput by their number, as if they were
             # not in each other's way. Here all GMIs were measured together: it is their sum.

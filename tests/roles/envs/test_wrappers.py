@@ -88,6 +88,14 @@ def test_rewards_are_clipped_and_numbers_hidden():
     assert isinstance(unwrapped(env), ToyEnv)
 
 
+def test_numbers_that_change_their_places_are_not_those_of_the_structure_below():
+    inner = ToyEnv(2, limit=9)
+    number = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+    inner.structured_space = gymnasium.spaces.Dict({"number": number, "count": number})
+    env = KeepNumbers(inner, [1, 0])
+    assert env.structured_space == env.observation_space == inner.observation_space
+
+
 def test_wrappers_are_put_on_in_their_order():
     words = ["keep_numbers", {"bodies_wrappers:Doubled": {"factor": 3.0}}, {"frame_stack": None}]
     words[0] = {"keep_numbers": {"places": [0, 2]}}
