@@ -54,14 +54,18 @@ def remove_before(directory: Path, gmi_id: int, number: int) -> None:
             socket_path(directory, gmi_id, dead).unlink(missing_ok=True)
 
 
-def check_private(directory: Path) -> None:
-    """Raises MailboxError unless the folder is this user's alone, and its paths are short."""
+def check_length(directory: Path) -> None:
+    """Raises MailboxError if the paths of sockets in the folder are too long."""
     longest = len(os.fsencode(socket_path(directory, 9999, 999)))
     if longest > _LONGEST_PATH:
         raise MailboxError(
             f"{directory}: a socket there would have a path of {longest} bytes; Unix sockets have "
             f"at most {_LONGEST_PATH}. Use a shorter folder, such as one in /tmp."
         )
+
+
+def check_private(directory: Path) -> None:
+    """Raises MailboxError unless the folder is this user's alone."""
     try:
         status = directory.lstat()
     except OSError as error:

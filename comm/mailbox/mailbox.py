@@ -39,7 +39,14 @@ from gmi_drl.comm.group.group import DEFAULT_TIMEOUT
 from gmi_drl.runtime.process.progress import waiting
 from gmi_drl.runtime.wire.packing import dump
 
-from .files import check_private, next_number, numbers_of, remove_before, socket_path
+from .files import (
+    check_length,
+    check_private,
+    next_number,
+    numbers_of,
+    remove_before,
+    socket_path,
+)
 
 _ALIGN: Final = 16
 _IN_BAND_BYTES: Final = 4096  # smaller buffers are cheaper inside the pickle than as frames
@@ -106,6 +113,7 @@ class Mailbox:
         self.gmi_id, self.capacity = gmi_id, capacity
         self._timeout_s = timeout.total_seconds()
         self._directory = directory
+        check_length(directory)
         check_private(directory)
         self._number = next_number(directory, gmi_id)
         self._path = socket_path(directory, gmi_id, self._number)

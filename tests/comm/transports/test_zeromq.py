@@ -358,6 +358,15 @@ def test_a_folder_that_others_can_reach_is_refused(tmp_path):
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
 
 
+def test_a_folder_may_have_a_longer_path_than_a_unix_socket(tmp_path):
+    deep = tmp_path / ("x" * 120)
+    deep.mkdir(mode=0o700)
+    link = create_link("gmi 0", "gmi 1", directory=deep, kind="tcp")
+    with link.receiver() as receiver, link.sender(b"", [StreamSpec(8, 1)]) as sender:
+        assert receiver.schema == b""
+        sender.give_up()
+
+
 def test_no_thread_is_started(link):
     before = threading.active_count()
     with link.sender(b"", STREAMS) as sender, link.receiver(LONG) as receiver:
