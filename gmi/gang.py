@@ -310,7 +310,7 @@ class Gang:
     def _fail(self) -> None:
         """Finds the GMI that failed first, stops the others, and raises.
 
-        Unless deaths that come to light meanwhile show that its device is lost.
+        It returns where deaths that come to light meanwhile show that its device is lost.
         """
         if alive := self._pending_deaths():
             runtime.wait(alive, len(alive), _SETTLE)

@@ -109,15 +109,10 @@ class GroupOutcome:
     text: str
 
 
-def next_roster(
-    last: Roster | None, endpoints: Sequence[Endpoint | None], epoch: int = 1
-) -> Roster | None:
-    """Returns the roster to hand to every host, or None while that of before still holds.
-
-    The first one has `epoch`: after a launch that was ended, one higher than the last of it.
-    """
+def next_roster(last: Roster | None, endpoints: Sequence[Endpoint | None]) -> Roster | None:
+    """Returns the roster to hand to every host, or None while that of before still holds."""
     if last is None:
-        return Roster(epoch, tuple(endpoints))
+        return Roster(1, tuple(endpoints))
     return None if last.endpoints == tuple(endpoints) else Roster(last.epoch + 1, tuple(endpoints))
 
 

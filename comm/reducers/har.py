@@ -55,9 +55,9 @@ class HarReducer(SharedBucket):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        ranks = self.group.mpl[self._device]
-        result = self.results[self._device]
-        start, stop = rank_slice(self.numel, result.itemsize, ranks.index(self.rank), len(ranks))
+        group = self.group
+        ranks, result = group.mpl[group.device], self.results[group.device]
+        start, stop = rank_slice(self.numel, result.itemsize, group.place, len(ranks))
         self._sum: SliceSum | Bf16Sum = SliceSum(
             [self.slots[r] for r in ranks], result, start, stop
         )
@@ -66,18 +66,14 @@ class HarReducer(SharedBucket):
         result[start:stop].fill(0)
 
     @cached_property
-    def _device(self) -> int:
-        return next(i for i, ranks in enumerate(self.group.mpl) if self.rank in ranks)
-
-    @cached_property
     def _leader(self) -> _Leader:  # at the first reduction, between two meetings: collective
         return _Leader(self, self.buffer.device)
 
     def _place_of_result(self) -> Tensor:
-        return torch.from_numpy(self.results[self._device])
+        return torch.from_numpy(self.results[self.group.device])
 
     def _writes_result(self, src: int) -> bool:
-        return self.rank == leaders(self.group.mpl)[self._device]
+        return self.group.place == 0
 
     def _combine(self, tag: int, share: Any) -> None:
         meet = self.group.meet
@@ -102,14 +98,10 @@ class DeviceHar(DeviceReducer):
         self._in_gpu: ipc.GpuSum | None = None
         if not all(group.exchange(int(ipc.why_not(device) is None))):
             return super()._place(device)
-        ranks, leader = next(
-            (ranks, leader)
-            for ranks, leader in zip(group.mpl, leaders(group.mpl), strict=True)
-            if group.rank in ranks
-        )
-        self._owns_result = self.rank == leader
+        ranks = group.mpl[group.device]
+        self._owns_result = group.place == 0
         self._in_gpu = in_gpu = ipc.GpuSum(
-            group, ranks, leader, host.numel, dtype=host.buffer.dtype, device=device
+            group, ranks, ranks[0], host.numel, dtype=host.buffer.dtype, device=device
         )
         return in_gpu.buffer, in_gpu.result
 

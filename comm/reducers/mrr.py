@@ -39,7 +39,7 @@ class _Path:
     def __init__(self, host: SharedBucket, device: torch.device) -> None:
         group = host.group
         self._rings: Rings = group.rings(device.type, rings_of(group.mpl))
-        self._number = next(ranks.index(group.rank) for ranks in group.mpl if group.rank in ranks)
+        self._number = group.place
         self._own = self._rings.get(f"ring{self._number}")
         self._several = len(group.mpl[0]) > 1
         self._first_step = all_reduce_by(self._own, host, device)

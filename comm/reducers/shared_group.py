@@ -43,6 +43,10 @@ class SharedGroup(Group):
         assert spec.memfd is not None
         self.rank, self.size, self.members = rank, spec.size, spec.members
         self.strategy, self.wire, self.mpl = spec.strategy, spec.wire, spec.mpl
+        # Of this rank in MPL: its device, and its place among the ranks there.
+        self.device, self.place = next(
+            (device, ranks.index(rank)) for device, ranks in enumerate(self.mpl) if rank in ranks
+        )
         self.directory = spec.directory
         self._names: list[str] = []  # by bucket
         self._memfd = spec.memfd

@@ -229,7 +229,7 @@ def test_who_comes_while_a_client_is_terminated_at_work_is_let_in_after_it(words
             assert receive.recv() == 810  # it is being terminated
             assert seen(slices, HALVES[1]) == (True, 66)
             fence.result()
-        daemon = slices._daemons.of(GPU.uuid)
+        daemon = slices._daemons.of[GPU.uuid]
         assert "turned away" in daemon.logs.joinpath("server.log").read_text()
 
 

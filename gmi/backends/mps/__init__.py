@@ -121,7 +121,7 @@ class Daemons:
 
     def __init__(self) -> None:
         self._lease = Lease("mps")
-        self._of: dict[str, Daemon] = {}
+        self.of: dict[str, Daemon] = {}  # by the GPU's UUID
         self._notes: dict[str, int] = {}
 
     @property
@@ -136,7 +136,7 @@ class Daemons:
         """
         index = len(self._notes)
         self._notes[uuid] = self._lease.note({"device_uuid": uuid, "index": index})
-        daemon = self._of[uuid] = Daemon(self._lease.directory, uuid, index)
+        daemon = self.of[uuid] = Daemon(self._lease.directory, uuid, index)
         if chunks:
             with contextlib.suppress(MpsError):
                 daemon.start(static=True)
@@ -145,22 +145,18 @@ class Daemons:
         daemon.start()
         return {}
 
-    def of(self, uuid: str) -> Daemon:
-        """Returns that of a GPU."""
-        return self._of[uuid]
-
     def release(self) -> None:
         """Stops all daemons within 20 s; one that cannot be ended stays noted (MpsError)."""
         if self._lease.closed:
             return
         try:
             with ThreadPoolExecutor(thread_name_prefix="gmi-drl-mps") as pool:
-                stops = {uuid: pool.submit(daemon.stop) for uuid, daemon in self._of.items()}
+                stops = {uuid: pool.submit(daemon.stop) for uuid, daemon in self.of.items()}
             for uuid, number in list(self._notes.items()):
                 if uuid not in stops or stops[uuid].exception() is None:
                     self._lease.undone(number)
                     del self._notes[uuid]
-                    self._of.pop(uuid, None)
+                    self.of.pop(uuid, None)
             for stop in stops.values():
                 stop.result()
         finally:
@@ -195,21 +191,17 @@ class JoinedDaemons:
     """Uses daemons of the process that started this launcher, without starting or stopping any."""
 
     def __init__(self, directory: Path) -> None:
-        self._of = {daemon.device_uuid: daemon for daemon in _daemons_of(read_notes(directory))}
+        self.of = {daemon.device_uuid: daemon for daemon in _daemons_of(read_notes(directory))}
         self._directory = directory
 
     def start(self, uuid: str, chunks: Mapping[int, int] | None = None) -> dict[int, str]:
-        """Checks that the daemon answers; only its owner can make partitions."""
-        if uuid not in self._of:
+        """Checks that the daemon is noted; only its owner can make partitions."""
+        if uuid not in self.of:
             raise MpsError(
                 f"{_LEASE_VARIABLE}={self._directory}; no MPS daemon of GPU {uuid} is noted there. "
                 "It is set for launches that share GPUs: unset it."
             )
         return {}
-
-    def of(self, uuid: str) -> Daemon:
-        """Returns that of a GPU."""
-        return self._of[uuid]
 
     def release(self) -> None:
         """Does nothing, as the daemons stay."""
@@ -241,7 +233,7 @@ class MpsSlices(Slices):
 
     def environment(self, spec: GmiSpec) -> dict[str, str]:
         uuid = uuid_of(spec)
-        variables = gpu_environment(spec, uuid) | self._daemons.of(uuid).environment()
+        variables = gpu_environment(spec, uuid) | self._daemons.of[uuid].environment()
         if partition := self._partitions.get(spec.gmi_id):
             variables[_PARTITION] = partition
         else:
@@ -259,7 +251,7 @@ class MpsSlices(Slices):
                 future.result()
 
     def _fence(self, uuid: str, pids: Sequence[int]) -> None:
-        daemon = self._daemons.of(uuid)
+        daemon = self._daemons.of[uuid]
         try:
             if uuid in self._late:  # it has been late before, so the next wait is short
                 daemon.servers(_AGAIN)
