@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from gmi_drl.runtime.driver.task import STREAMING
 from gmi_drl.runtime.errors import NotOnThisEngine
-from gmi_drl.runtime.scheduler.resources import to_units
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,6 +181,9 @@ def check_whole_number(name: str, number: Any, least: int) -> None:
 
 def check(options: TaskOptions | ActorOptions) -> None:
     """Raises ValueError for demands that make no sense."""
+    # Not at the top: who only loads a policy imports no scheduler.
+    from gmi_drl.runtime.scheduler.resources import to_units
+
     to_units(demand(options))
     for name in ("CPU", "GPU"):
         if name in options.resources:
