@@ -178,18 +178,15 @@ def test_torch_is_asked_where_there_are_gpus(machine, monkeypatch, torch, expect
     assert states | expected == states
 
 
-@pytest.mark.parametrize(
-    "error", [CommError("gmi 1 did not answer"), GmiError("the daemon does not start")]
-)
-def test_links_that_cannot_be_measured_are_broken(monkeypatch, error):
+def test_links_that_cannot_be_measured_are_broken(monkeypatch):
     def fails(*_):
-        raise error
+        raise CommError("gmi 1 did not answer")
 
     monkeypatch.setattr(planning, "measure", fails)
     links, (found,) = measured(Topology.from_cores([0, 1]), "missing")
     assert links == {}
     assert (found.name, found.state) == ("links", "broken")
-    assert str(error) in found.why
+    assert "gmi 1 did not answer" in found.why
 
 
 def test_one_core_has_no_links():
