@@ -16,7 +16,7 @@ from gmi_drl.cli.doctor import diagnose, measured, print_diagnosis, simulator_fi
 from gmi_drl.comm.errors import CommError
 from gmi_drl.comm.plan import plan as planning
 from gmi_drl.comm.plan.torch_facts import TorchFacts
-from gmi_drl.gmi import GmiError, discover
+from gmi_drl.gmi import discover
 from gmi_drl.gmi.backends import backend
 from gmi_drl.gmi.backends.backend import GPU_BACKENDS
 from gmi_drl.gmi.health import HealthFinding
