@@ -86,17 +86,10 @@ class Migrator:
         says that they have closed.
         """
         outlet = self._current or self._least_loaded()
-        slot = outlet.reserved.get(stream)
+        slot = self._room(outlet, stream, timedelta(0))
         if slot is None:
-            try:
-                slot = outlet.route.sender.try_reserve(stream)
-            except LinkEnded:
-                outlet.ended = True
-                if self._current is not None:
-                    raise
-            if slot is None:
-                outlet, slot = self._wait(stream)
-            outlet.reserved[stream] = slot
+            outlet, slot = self._wait(stream)
+        outlet.reserved[stream] = slot
         self._current = outlet
         return slot
 
@@ -142,6 +135,18 @@ class Migrator:
             return open_ones[0]
         return min(open_ones, key=lambda o: (o.route.sender.under_way(0), o.sequence))
 
+    def _room(self, outlet: _Outlet, stream: int, wait: timedelta) -> PacketSlot | None:
+        """Returns the slot reserved before, or a new one; None if there is none within `wait`."""
+        try:
+            return outlet.reserved.get(stream) or outlet.route.sender.reserve(stream, wait)
+        except LinkTimeout:
+            return None
+        except LinkEnded:
+            outlet.ended = True
+            if self._current is not None:
+                raise
+            return None
+
     def _wait(self, stream: int) -> tuple[_Outlet, PacketSlot]:
         start_s = time.monotonic()
         try:
@@ -158,14 +163,9 @@ class Migrator:
                         "nothing. Look at its log; raise experience.capacity if it only pauses.",
                         names,
                     )
-                try:
-                    wait = min(_SLICE, timedelta(seconds=left_s))
-                    return outlet, outlet.route.sender.reserve(stream, wait)
-                except LinkTimeout:
-                    continue  # another route may be the lightest by now
-                except LinkEnded:
-                    outlet.ended = True
-                    if self._current is not None:
-                        raise
+                # In slices, as another route may be the lightest by then.
+                wait = min(_SLICE, timedelta(seconds=left_s))
+                if slot := self._room(outlet, stream, wait):
+                    return outlet, slot
         finally:
             self.waited_s += time.monotonic() - start_s

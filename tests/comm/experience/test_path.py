@@ -271,8 +271,8 @@ def test_what_does_not_fit_the_schema_is_refused(t, change, message):
 class Trainers:
     """One agent and trainers 9, 10, ..., those in `near` on its device."""
 
-    def __init__(self, count, near=()):
-        plan = bodies.schema(capacity=2)
+    def __init__(self, count, near=(), grouping="mcc"):
+        plan = bodies.schema(grouping, capacity=2)
         links = [create_link("gmi 0", f"gmi {9 + i}") for i in range(count)]
         routes = [
             Route(link.sender(plan.to_bytes(), plan.streams(), SHORT), 9 + i, 9 + i in near)
@@ -302,6 +302,16 @@ def test_segments_go_whole_to_the_least_loaded_trainer():
         some.send(6)
     some.train(2)
     assert some.send(7) == 11
+
+
+def test_a_slot_of_a_segment_that_was_given_up_is_used_when_the_other_trainer_has_left():
+    some = Trainers(2, grouping="ucc")
+    migrator = some.agent._compressor.migrator
+    migrator.send(migrator.reserve(0), 1, 0, 0)
+    kept = migrator.reserve(0)
+    assert migrator.abandon()
+    some.receivers[1].close()  # of the trainer with less under way
+    assert migrator.reserve(0) is kept
 
 
 def test_trainers_of_the_same_device_are_preferred():
