@@ -152,6 +152,8 @@ class Compressor:
                     f"channel {name!r}: {tensor.dtype} {list(tensor.shape)} was put, the schema "
                     f"has {dtype} {list(shape)}. Convert it, or change the channel."
                 )
+            if tensor.requires_grad:  # the slot is no part of its graph
+                tensor = tensor.detach()
             target.copy_(tensor, non_blocking=pinned)
 
     def _refuse(self, tensors: Mapping[str, Tensor], per_segment: bool) -> NoReturn:

@@ -84,6 +84,19 @@ def test_what_is_put_is_what_is_trained_on(grouping, lz4, segments):
     assert got.under_way == 0
 
 
+@pytest.mark.parametrize("lz4", [(), ("image",)])
+def test_the_graph_of_what_is_put_is_not_kept(lz4):
+    path = Path([bodies.schema("joined", lz4=lz4)])
+    agent, weight = path.agents[0], torch.ones(1, requires_grad=True)
+    agent.begin(0)
+    for t in range(STEPS):
+        step = bodies.step_of(1, t)
+        agent.put(t, step | {"reward": step["reward"] * weight})
+    agent.end({"last": bodies.last_of(1)["last"] * weight})
+    assert numbers_in(path.batcher.next(0)) == [1]
+    assert not path.senders[0].reserve(0).memory.requires_grad
+
+
 def test_one_segment_is_a_batch_without_a_copy_and_buffers_are_used_again():
     path = Path([bodies.schema("joined")])
     send(path.agents[0], 1)
