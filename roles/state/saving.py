@@ -151,7 +151,7 @@ class Saver:
             )
         except OSError:  # out of file descriptors, perhaps
             return None
-        return newest and newest.folder
+        return None if newest is None else newest.folder
 
     def begin(self, iteration: int) -> str:
         """Lets agents write their parts, before `save`; returns why it failed, or ""."""

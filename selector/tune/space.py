@@ -234,7 +234,7 @@ def _held_fixed(config: Config, topology: Topology) -> Iterator[str]:
     if config.mode == "serving":
         pass
     elif algorithm.whole_episodes:
-        yield f"an update of {algorithm.update_text(0, '')}"
+        yield f"an update of {algorithm.update_text(0, 0, '')}"
     elif tune.keep == "update":
         least = f"down to {least_horizon(algorithm):,}"
         larger = ", or updates grow" if may_grow(config) else ""
