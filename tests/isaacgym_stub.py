@@ -54,11 +54,11 @@ class VecTask:
         observation, action = env.observation_space, env.action_space
         if not isinstance(observation, spaces.Box) or len(observation.shape) != 1:
             raise EnvSpecError(
-                [f"observation space {observation}; VecTask needs a flat Box. Flatten it."]
+                f"observation space {observation}; VecTask needs a flat Box. Flatten it."
             )
         if not isinstance(action, spaces.Box) or len(action.shape) != 1:
             raise EnvSpecError(
-                [f"action space {action}; VecTask acts with a flat Box. Use a continuous task."]
+                f"action space {action}; VecTask acts with a flat Box. Use a continuous task."
             )
         self.env = env
         self.device, self.rl_device = str(env.device), rl_device

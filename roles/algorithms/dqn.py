@@ -30,7 +30,7 @@ from .distributional import (
     quantile_huber_loss,
     support,
 )
-from .terms import weighted_mean
+from .terms import unfit_actions, weighted_mean
 
 
 def dqn_loss(network: Any, target_network: Any, batch: Batch, settings: Any) -> Losses:
@@ -256,12 +256,7 @@ def _num_actions(env: VecEnv) -> int:
     """Returns the number of actions; EnvSpecError unless they are Discrete."""
     space = env.action_space
     if not isinstance(space, spaces.Discrete):
-        raise EnvSpecError(
-            [
-                f"env.id: action space {space}; dqn takes Discrete. Use algorithm.name: ppo, or "
-                "wrap it in TransformAction."
-            ]
-        )
+        raise EnvSpecError(unfit_actions(space, "dqn", "Discrete"))
     return int(space.n)
 
 

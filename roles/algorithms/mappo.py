@@ -38,7 +38,7 @@ class MAPPO(PPO):
                 rule = "its agents have several policies"
                 remedy = "Give them one by multi_agent, or use algorithm.name: ppo."
             raise EnvSpecError(
-                [f"env.id: {rule}; mappo trains several agents who share one. {remedy}"]
+                f"env.id: {rule}; mappo trains several agents who share one. {remedy}"
             )
         agents, width = len(groups[0].agents), observation_width(env.observation_space)
         joint_trunk = Trunk(

@@ -19,6 +19,7 @@ from gmi_drl.roles.samples.replay import ReplayBuffer
 from gmi_drl.roles.samples.replay.imagined import ModelReplay
 
 from .sac import SAC
+from .terms import unfit_actions
 
 
 class MBPO(SAC):
@@ -61,9 +62,6 @@ def check_model_spaces(name: str, env: VecEnv) -> None:
             "floats. Use algorithm.name: dqn or sac, or wrap it in TransformObservation."
         )
     if bounded_width(action) is None:
-        faults.append(
-            f"env.id: action space {action}; {name} takes a Box with bounds. Use algorithm.name: "
-            "sac, ppo or dqn, or wrap it in TransformAction."
-        )
+        faults.append(unfit_actions(action, name, "a Box with bounds", "sac, ppo or dqn"))
     if faults:
-        raise EnvSpecError(faults)
+        raise EnvSpecError(*faults)

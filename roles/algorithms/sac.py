@@ -27,6 +27,7 @@ from gmi_drl.roles.samples.batch import Batch
 
 from .algorithm import Losses
 from .off_policy import OffPolicy, critic_loss, towards
+from .terms import unfit_actions
 
 _ENTROPY_SHARE: float = 0.98  # of the greatest entropy: what a learned temperature aims at
 
@@ -62,12 +63,7 @@ class SAC(OffPolicy):
         elif width is not None:
             numbers, taken, valued = 2 * width, width, 1
         else:
-            raise EnvSpecError(
-                [
-                    f"env.id: action space {space}; sac takes Discrete, or a Box with bounds. Use "
-                    "algorithm.name: ppo, or wrap it in TransformAction."
-                ]
-            )
+            raise EnvSpecError(unfit_actions(space, "sac", "Discrete, or a Box with bounds"))
         actor = ActorNetwork(trunk_of(settings, env, generator), numbers, generator)
         critics = [Critic(env, settings, generator, taken, valued) for _ in range(settings.critics)]
         return ActorWithCritics(actor, critics, settings, learns=settings.temperature is None)

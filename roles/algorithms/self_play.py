@@ -33,7 +33,7 @@ def against_itself(algorithm: Algorithm, env: VecEnv, league: SelfPlayConfig) ->
     """
     agents = len(getattr(env, "agents", ()))
     if faults := league_faults(league, agents):
-        raise EnvSpecError(faults)
+        raise EnvSpecError(*faults)
     if algorithm.whole_segments or type(algorithm.policy) is not ActorCriticPolicy:
         raise RoleError(
             f"multi_agent.self_play: {type(algorithm).__name__} learns from no rows of an actor "

@@ -23,6 +23,7 @@ from gmi_drl.roles.samples.batch import Batch
 
 from .algorithm import Losses
 from .off_policy import OffPolicy, critic_loss, towards
+from .terms import unfit_actions
 
 
 class TD3(OffPolicy):
@@ -48,12 +49,7 @@ class TD3(OffPolicy):
     ) -> ActorWithCritics:
         width = bounded_width(env.action_space)
         if width is None:
-            raise EnvSpecError(
-                [
-                    f"env.id: action space {env.action_space}; {settings.name} takes a Box with "
-                    "bounds. Use algorithm.name: ppo, or wrap it in TransformAction."
-                ]
-            )
+            raise EnvSpecError(unfit_actions(env.action_space, settings.name, "a Box with bounds"))
         actor = ActorNetwork(trunk_of(settings, env, generator), width, generator)
         critics = [Critic(env, settings, generator, width) for _ in range(settings.critics)]
         return ActorWithCritics(actor, critics, settings)

@@ -64,10 +64,8 @@ class VDN(DQN):
         team: Team | None = getattr(env, "team", None)
         if team is None:
             raise EnvSpecError(
-                [
-                    f"env.id: it has no team of agents; {settings.name} needs one. Use a role "
-                    "whose make_env is ours, or algorithm.name: dqn."
-                ]
+                f"env.id: it has no team of agents; {settings.name} needs one. Use a role "
+                "whose make_env is ours, or algorithm.name: dqn."
             )
         trunk = Trunk(
             team.width + team.agents, hidden_sizes(settings.network), settings.activation,

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from gymnasium import Space
 from torch import Tensor
 
 from gmi_drl.placement import ActorCriticConfig
 from gmi_drl.roles.policies.distributions import Joint, beyond_bounds
 from gmi_drl.roles.policies.normalize import RunningNormalizer
 from gmi_drl.roles.samples.batch import Batch
+
+
+def unfit_actions(space: Space[Any], name: str, taken: str, instead: str = "ppo") -> str:
+    """Returns the fault of an action space of which an algorithm `name` takes none but `taken`."""
+    return (
+        f"env.id: action space {space}; {name} takes {taken}. Use algorithm.name: {instead}, or "
+        "wrap it in TransformAction."
+    )
 
 
 def weighted_sum(

@@ -32,12 +32,10 @@ if TYPE_CHECKING:
 
     from .batch_wrappers import EnvWrapper
     from .protocol import Stacking, Step, VecEnv
-    from .single import SingleEnv, as_gymnasium
 
 __all__ = [
     "EnvActionError", "EnvError", "EnvRaised", "EnvSpecError", "EnvStateError", "EnvWrapper",
-    "SingleEnv", "Stacking", "Step", "UnstableSimulation", "VecEnv", "as_gymnasium", "check_env",
-    "choose_adapter", "make_env",
+    "Stacking", "Step", "UnstableSimulation", "VecEnv", "check_env", "choose_adapter", "make_env",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy(
@@ -45,7 +43,6 @@ __getattr__, __dir__ = lazy(
     {
         ".batch_wrappers": ["EnvWrapper"],
         ".protocol": ["Stacking", "Step", "VecEnv"],
-        ".single": ["SingleEnv", "as_gymnasium"],
     },
 )
 
@@ -88,7 +85,7 @@ def make_env(
     if threads < 1:
         faults.append(f"threads={threads}; must be at least 1. Use 1 for no extra thread.")
     if faults:
-        raise EnvSpecError(faults)
+        raise EnvSpecError(*faults)
     spec = VecEnvSpec(
         env_id=id, num_env=num_env, options=dict(options or {}),
         max_episode_steps=max_episode_steps, device=torch.device(device), seed=seed,

@@ -11,7 +11,7 @@ from gymnasium import Space
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from .errors import EnvError, EnvRaised, EnvSpecError
+from .errors import EnvError, EnvSpecError, env_error
 from .protocol import Stacking, Step, VecEnv
 from .spaces import flat_space
 
@@ -72,20 +72,16 @@ class WatchedBatch(EnvWrapper):
     def reset(self, seed: int | None = None) -> Tensor:
         try:
             observation = self.env.reset(seed)
-        except (EnvError, MemoryError):  # they say what it is
-            raise
         except Exception as error:
-            raise EnvRaised.of(self._name, "reset", error) from error
+            raise env_error(self._name, "reset", error) from error
         self._check_shape(observation, "reset")
         return observation
 
     def step(self, action: Tensor) -> Step:
         try:
             step = self.env.step(action)
-        except (EnvError, MemoryError):
-            raise
         except Exception as error:
-            raise EnvRaised.of(self._name, "step", error) from error
+            raise env_error(self._name, "step", error) from error
         self._check_shape(step.observation, "step")
         return step
 
@@ -105,7 +101,7 @@ class ClipReward(EnvWrapper):
         super().__init__(env)
         if not low < high:
             raise EnvSpecError(
-                [f"env.wrappers: clip_reward: low={low}, high={high}; low must be less. Swap them."]
+                f"env.wrappers: clip_reward: low={low}, high={high}; low must be less. Swap them."
             )
         self._low, self._high = low, high
         self.stacking = getattr(env, "stacking", None)
@@ -132,10 +128,8 @@ class KeepNumbers(EnvWrapper):
         valid = [place for place in places if isinstance(place, int) and 0 <= place < width]
         if not valid or len(valid) < len(places):
             raise EnvSpecError(
-                [
-                    f"env.wrappers: keep_numbers: places={list(places)}; must be one or more of 0 "
-                    f"to {width - 1}, as an observation has {width}. Name those to show."
-                ]
+                f"env.wrappers: keep_numbers: places={list(places)}; must be one or more of 0 "
+                f"to {width - 1}, as an observation has {width}. Name those to show."
             )
         self._places = torch.tensor(valid, device=env.device)
         low, high = space.low[valid], space.high[valid]
@@ -158,10 +152,8 @@ class FrameStack(EnvWrapper):
         space: Space[Any] = getattr(env, "structured_space", env.observation_space)
         if not isinstance(space, Box) or count < 2:
             raise EnvSpecError(
-                [
-                    f"env.wrappers: frame_stack: count={count} of observations {space}; must be 2 "
-                    "or more of a Box. Leave the wrapper out."
-                ]
+                f"env.wrappers: frame_stack: count={count} of observations {space}; must be 2 "
+                "or more of a Box. Leave the wrapper out."
             )
         self._count = count
         self._shape = space.shape if len(space.shape) in (1, 3) else (*space.shape, 1)

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from .buffers import HostBuffers, checked_action
-from .errors import EnvActionError, EnvRaised, EnvSpecError, EnvStateError
+from .errors import EnvActionError, EnvSpecError, EnvStateError, env_error
 from .flatten import Flattener, unflattened_action
 from .gymnasium import torch_dtype
 from .protocol import Step, VecEnvSpec
@@ -45,7 +45,7 @@ class EnvPoolVecEnv:
             self.action_space: gymnasium.Space[Any] = self._pool.action_space
         if faults := space_faults(spec.env_id, self.structured_space, self.action_space):
             self.close()
-            raise EnvSpecError(faults)
+            raise EnvSpecError(*faults)
         self._flattener = Flattener(self.structured_space, self.env_id)
         self.observation_space = flat = self._flattener.flat
         self._action_shape = action_shape(self.action_space, spec.num_env)
@@ -58,7 +58,7 @@ class EnvPoolVecEnv:
                 self.env_id, seed=seed % _SEEDS, **self._keys
             )
         except Exception as error:
-            raise EnvRaised.of(self.env_id, "constructor", error) from error
+            raise env_error(self.env_id, "constructor", error) from error
 
     def reset(self, seed: int | None = None) -> Tensor:
         if seed is not None:
@@ -84,7 +84,7 @@ class EnvPoolVecEnv:
             b.final_observation[...] = b.observation
             new_observation, info = self._pool.reset(ended.astype(np.int32))
         except Exception as error:
-            raise EnvRaised.of(self.env_id, "step", error) from error
+            raise env_error(self.env_id, "step", error) from error
         new_rows = np.empty((len(ended), b.observation.shape[1]), dtype=b.observation.dtype)
         self._flattener.write(new_observation, new_rows)
         b.observation[info["env_id"]] = new_rows

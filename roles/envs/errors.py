@@ -44,8 +44,8 @@ class EnvSpecError(EnvError, ValueError):
 
     command_exit_code = 2
 
-    def __init__(self, faults: Sequence[str]) -> None:
-        super().__init__(list(faults))
+    def __init__(self, *faults: str) -> None:
+        super().__init__(*faults)
         self.faults = list(faults)
 
     def __str__(self) -> str:
@@ -72,6 +72,12 @@ class EnvRaised(EnvError):
     def __str__(self) -> str:
         text = f"env {self.env_id}: its {self.what} raised {self.said}"
         return f"{text} ({self.place}). {_GIVES[self.what.rstrip(' 0123456789')]}"
+
+
+def env_error(env_id: str, what: str, error: Exception) -> Exception:
+    """Returns what to raise for `error`: an EnvRaised, or itself where it says what it is."""
+    is_told = isinstance(error, EnvError | MemoryError)
+    return error if is_told else EnvRaised.of(env_id, what, error)
 
 
 class EnvActionError(EnvError, ValueError):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .adapters import find_spec, time_limit
 from .buffers import HostBuffers, checked_action
-from .errors import EnvActionError, EnvError, EnvRaised, EnvSpecError, EnvStateError
+from .errors import EnvActionError, EnvRaised, EnvSpecError, EnvStateError, env_error
 from .flatten import Flattener, unflattened_action
 from .protocol import Step, VecEnvSpec
 from .spaces import action_shape, space_faults
@@ -55,13 +55,13 @@ class GymnasiumVecEnv:
                 else SyncVectorEnv(copies, autoreset_mode=mode)
             )
         except Exception as error:
-            raise self._error("constructor", error) from error
+            raise env_error(self.env_id, "constructor", error) from error
         self._closed = False
         self.structured_space: gymnasium.Space[Any] = self._env.single_observation_space
         self.action_space: gymnasium.Space[Any] = self._env.single_action_space
         if faults := space_faults(env_id, self.structured_space, self.action_space):
             self.close()
-            raise EnvSpecError(faults)
+            raise EnvSpecError(*faults)
         batch = self._env
         self._flattener = Flattener(
             self.structured_space, self.env_id, lambda number: batch.call("which")[number]
@@ -77,7 +77,7 @@ class GymnasiumVecEnv:
         try:
             observation = self._env.reset(seed=seed)[0]
         except Exception as error:
-            raise self._error("reset", error) from error
+            raise env_error(self.env_id, "reset", error) from error
         self._flattener.write(observation, self._buffers.observation)
         return self._buffers.publish_reset()
 
@@ -87,7 +87,7 @@ class GymnasiumVecEnv:
         try:
             observation, reward, terminated, truncated, info = self._env.step(actions)
         except Exception as error:
-            raise self._error("step", error) from error
+            raise env_error(self.env_id, "step", error) from error
         self._flattener.write(observation, b.observation)
         b.reward[...] = reward
         b.terminated[...] = terminated
@@ -113,14 +113,12 @@ class GymnasiumVecEnv:
         try:
             picture = np.asarray((self._env.render() or [None])[0])
         except Exception as error:
-            raise self._error("render", error) from error
+            raise env_error(self.env_id, "render", error) from error
         if picture.ndim != 3 or picture.shape[2] != 3:
             given = f"of shape {picture.shape}" if picture.ndim else repr(picture.item())
             raise EnvSpecError(
-                [
-                    f"env.id={self.env_id!r}: its render gave {given}; must be a picture, an array "
-                    "[height, width, 3], with render_mode rgb_array. Have it return one."
-                ]
+                f"env.id={self.env_id!r}: its render gave {given}; must be a picture, an array "
+                "[height, width, 3], with render_mode rgb_array. Have it return one."
             )
         return picture
 
@@ -129,11 +127,6 @@ class GymnasiumVecEnv:
         if not np.isfinite(array).all():
             raise EnvActionError.not_finite(self.env_id, array)
         return unflattened_action(self.action_space, array.reshape(self.num_env, -1))
-
-    def _error(self, what: str, error: Exception) -> Exception:
-        """Returns what to raise for an error of the environment's own code, or of Gymnasium's."""
-        is_told = isinstance(error, EnvError | MemoryError)
-        return error if is_told else EnvRaised.of(self.env_id, what, error)
 
     def __getattr__(self, name: str) -> Any:
         batch = self.__dict__.get("_env")
@@ -148,7 +141,7 @@ class GymnasiumVecEnv:
         try:
             return compute_reward(achieved, desired, {})
         except Exception as error:
-            raise self._error("compute_reward", error) from error
+            raise env_error(self.env_id, "compute_reward", error) from error
 
     def state_dict(self) -> None:
         return None

@@ -34,10 +34,8 @@ class IsaacGymVecEnv:
             isaacgymenvs = importlib.import_module("isaacgymenvs")
         except ImportError as error:
             raise EnvSpecError(
-                [
-                    f"env.adapter=isaacgym: {error}. isaacgym must import, and before torch: "
-                    "start Python with `import isaacgym` first, or choose another adapter."
-                ]
+                f"env.adapter=isaacgym: {error}. isaacgym must import, and before torch: "
+                "start Python with `import isaacgym` first, or choose another adapter."
             ) from error
         self.env_id, self.num_env, self.device = spec.env_id, spec.num_env, spec.device
         name = str(spec.device)

@@ -51,7 +51,7 @@ def checked_options(kind: type[T], env_id: str, given: Mapping[str, Any]) -> T:
     """Returns the options of `env_id`; raises EnvSpecError with every fault."""
     options, faults = parse_options(kind, given, f"env {env_id}")
     if faults:
-        raise EnvSpecError(faults)
+        raise EnvSpecError(*faults)
     return options
 
 

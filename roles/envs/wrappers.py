@@ -19,7 +19,7 @@ import gymnasium
 
 from gmi_drl.placement.faults import closest
 
-from .errors import EnvRaised, EnvSpecError
+from .errors import env_error
 from .options import unknown_option
 
 if TYPE_CHECKING:
@@ -90,6 +90,12 @@ def wrapper_faults(entries: Sequence[Any], adapter: str) -> list[str]:
                 "or put its module beside the config file."
             )
             continue
+        if not callable(kind):
+            faults.append(
+                f"{wrapper.where} is a {type(kind).__name__}; must be a class that wraps "
+                "environments. Name one."
+            )
+            continue
         if not _is_gymnasium_wrapper(kind):
             outer = wrapper.name
         elif adapter != "gymnasium":
@@ -130,9 +136,7 @@ def wrapped(env: VecEnv, env_id: str, entries: Sequence[Any]) -> VecEnv:
             env = kind(env, **wrapper.options)
         except Exception as error:
             env.close()
-            if isinstance(error, EnvSpecError | MemoryError):
-                raise
-            raise EnvRaised.of(name, "wrapper", error) from error
+            raise env_error(name, "wrapper", error) from error
         if not wrapper.is_ours:
             from .batch_wrappers import WatchedBatch
 

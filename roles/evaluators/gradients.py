@@ -17,7 +17,7 @@ from torch import Tensor
 from gmi_drl.roles.algorithms.algorithm import Algorithm, checked
 from gmi_drl.roles.optimizers import is_sharded
 from gmi_drl.roles.policies.flat_parameters import FlatParameters, Piece, PublishedPolicy
-from gmi_drl.roles.policies.normalize import Normalizers, batch_moments
+from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.minibatch import joined
 from gmi_drl.roles.telemetry.progress import WORKER_STATS
@@ -51,7 +51,7 @@ class GradientMaker:
         count = self._algorithm.num_batch_moments
         self._algorithm.measure(batch, self._moments[:count])
         if self._observations is not None:
-            batch_moments(batch["raw_observation"].flatten(0, 1), self._moments[count:])
+            self._observations.measure(batch["raw_observation"], self._moments[count:])
         return self._moments
 
     def prepare(self, batch: Batch, everyone: Tensor) -> None:
@@ -80,7 +80,7 @@ class GradientMaker:
 def moments_of(algorithm: Algorithm, normalizers: Normalizers) -> int:
     """Counts the moments of a batch: the algorithm's, and those of what was observed."""
     normalizer = normalizers.observations
-    return algorithm.num_batch_moments + (0 if normalizer is None else 1 + 2 * normalizer.width)
+    return algorithm.num_batch_moments + (0 if normalizer is None else normalizer.num_moments)
 
 
 class GradientCodec:

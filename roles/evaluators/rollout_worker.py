@@ -74,10 +74,6 @@ class RolloutWorker:
         self._orders.pin(device)
         self._kept: Packet | None = None
 
-    def next(self) -> Packet:
-        """Waits for an order of this trainer: see `first_order`."""
-        return first_order([self], [self])[1]
-
     def poll(self) -> Packet | None:
         """Returns the newest order, or None without a new one; after one to leave no other counts.
 

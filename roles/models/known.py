@@ -65,11 +65,9 @@ class KnownModel(nn.Module):
             ) from error
         if shapes != [[2, *width], [2]]:
             raise EnvSpecError(
-                [
-                    f"algorithm.model={name!r} gave shapes {shapes} for observations "
-                    f"{[2, *width]}; must give what follows {[2, *width]} and rewards [2]. Give "
-                    "the equations of this environment, or model: learned."
-                ]
+                f"algorithm.model={name!r} gave shapes {shapes} for observations "
+                f"{[2, *width]}; must give what follows {[2, *width]} and rewards [2]. Give "
+                "the equations of this environment, or model: learned."
             )
 
     def predict(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def distribution_for(space: spaces.Space[Any]) -> Distribution:
     """Returns the action distribution of a space; EnvSpecError for one that no policy supports."""
     if fault := action_fault(space):
-        raise EnvSpecError([fault])
+        raise EnvSpecError(fault)
     parts: list[Normal | Categorical | Bernoulli] = []
     for _, leaf in leaves(space):
         if isinstance(leaf, spaces.Box):
@@ -45,7 +45,7 @@ def distribution_for(space: spaces.Space[Any]) -> Distribution:
 def observation_width(space: spaces.Space[Any]) -> int:
     """Returns the width of an observation as a vector; EnvSpecError if it cannot be one."""
     if fault := observation_fault(space):
-        raise EnvSpecError([fault])
+        raise EnvSpecError(fault)
     return flat_space(space).shape[0]
 
 

@@ -48,10 +48,8 @@ class ConvolutionalTrunk(HiddenLayers):
                 flat = self.convolutions(torch.zeros(1, channels, height, width)).numel()
         except RuntimeError:
             raise EnvSpecError(
-                [
-                    f"algorithm.network={name!r}: images of {height} x {width} are smaller than "
-                    "its kernels. Use impala, which takes 8 x 8 and more, or hidden sizes."
-                ]
+                f"algorithm.network={name!r}: images of {height} x {width} are smaller than "
+                "its kernels. Use impala, which takes 8 x 8 and more, or hidden sizes."
             ) from None
         (self.features,) = hidden_sizes(name)
         self.dense = nn.Linear(flat, self.features)
@@ -80,11 +78,9 @@ def image_of(space: spaces.Space[Any], name: str) -> tuple[tuple[int, int, int],
     if shape is None or len(shape) != 3 or not np.prod(shape):
         text = " ".join(str(space).split())
         raise EnvSpecError(
-            [
-                f"algorithm.network={name!r}: observation space {text} is no image, a Box of "
-                "[height, width], with channels before or behind. Use a list of hidden sizes, such "
-                "as [256, 128]."
-            ]
+            f"algorithm.network={name!r}: observation space {text} is no image, a Box of "
+            "[height, width], with channels before or behind. Use a list of hidden sizes, such "
+            "as [256, 128]."
         )
     first, middle, last = shape
     # Two equal sizes are height and width; else the channels are the fewest.

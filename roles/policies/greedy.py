@@ -27,9 +27,6 @@ class NoiselessPolicy(PlainPolicy, ABC):
         step["action"].copy_(self.mode(step["observation"]))
         return step["action"]
 
-    def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
-        raise AssertionError("a policy that learns from whole episodes values nothing")
-
     @abstractmethod
     def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         """Returns the action [B, A] for each observation [B, O]."""

@@ -242,10 +242,6 @@ class ExploringPolicy(PlainPolicy, ABC):
     def random(self, noise: Tensor) -> Tensor:
         """Returns uniform actions [N, A] by noise alone."""
 
-    def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
-        """Is not called: these algorithms record next observations, and value them themselves."""
-        raise AssertionError("values are the critics', and of actions")
-
     @abstractmethod
     def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         """Returns the most likely action rows [N, A]."""
@@ -286,19 +282,11 @@ class SquashedNormalPolicy(ExploringPolicy):
         return _split(self.network.actor(observation))[0].tanh()
 
     @staticmethod
-    def sample(out: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns actions [B, A], differentiable by `out` [B, 2 A], and their log-probability [B].
-
-        The correction for tanh is exact: log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)).
-        """
-        action, log_prob, *_ = SquashedNormalPolicy.samples(out, noise, len(out))
-        return action, log_prob
-
-    @staticmethod
     def samples(out: Tensor, noise: Tensor, trained: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns what `sample` does for the first `trained` rows, and then for the others.
+        """Returns actions [B, A] and their log-probability [B] of the first rows, then of others.
 
-        What it does for the others is not differentiable.
+        Those of the first `trained` rows can be differentiated by `out` [B, 2 A]. The correction
+        for tanh is exact: log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)).
         """
         samples: tuple[Tensor, Tensor, Tensor, Tensor] = _Squashed.apply(  # type: ignore[no-untyped-call]
             out, noise, trained

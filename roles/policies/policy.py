@@ -67,7 +67,7 @@ class Policy(Protocol):
 
 
 class PlainPolicy:
-    """Records nothing but its actions, and has no columns to fill after a horizon."""
+    """Records nothing but its actions, has no columns to fill after a horizon, and no values."""
 
     state_columns = 0
     columns: Mapping[str, int] = {}
@@ -76,6 +76,10 @@ class PlainPolicy:
 
     def finish(self, batch: Batch) -> None:
         """Has nothing to fill in."""
+
+    def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
+        """Is not called: its algorithm values what follows by itself, or nothing."""
+        raise AssertionError(f"a {type(self).__name__} values nothing")
 
 
 class GreedyActor:

@@ -96,7 +96,7 @@ class ActingRole(DRL_role):
             }
         else:
             if faults := space_faults(config.env.id, env.observation_space, env.action_space):
-                raise EnvSpecError(faults)
+                raise EnvSpecError(*faults)
             self.algorithm = self._make_algorithm(env, shared)
             if config.multi_agent is not None and config.multi_agent.self_play is not None:
                 league = config.multi_agent.self_play

@@ -95,25 +95,19 @@ def _goals(env: VecEnv) -> tuple[slice, slice, Box | MultiBinary]:
     missing = [name for name in _GOALS if name not in places]
     if missing:
         raise EnvSpecError(
-            [
-                f"{rule}, whose observations are a Dict with {' and '.join(_GOALS)}; this one's "
-                f"{space} lacks {' and '.join(missing)}. Leave hindsight out, or add them."
-            ]
+            f"{rule}, whose observations are a Dict with {' and '.join(_GOALS)}; this one's "
+            f"{space} lacks {' and '.join(missing)}. Leave hindsight out, or add them."
         )
     (achieved, goal_space), (desired, desired_space) = (places[name] for name in _GOALS)
     if goal_space.shape != desired_space.shape or not isinstance(goal_space, Box | MultiBinary):
         raise EnvSpecError(
-            [
-                f"{rule}, whose goals are Boxes or MultiBinarys of one shape; these are "
-                f"{goal_space} and {desired_space}. Make them alike."
-            ]
+            f"{rule}, whose goals are Boxes or MultiBinarys of one shape; these are "
+            f"{goal_space} and {desired_space}. Make them alike."
         )
     if not callable(getattr(env, "compute_reward", None)):
         raise EnvSpecError(
-            [
-                f"{rule}, which have compute_reward(achieved_goal, desired_goal, info); this "
-                "one has none that can be called here. Add it, and leave out "
-                "env.options.vectorization: async."
-            ]
+            f"{rule}, which have compute_reward(achieved_goal, desired_goal, info); this "
+            "one has none that can be called here. Add it, and leave out "
+            "env.options.vectorization: async."
         )
     return achieved, desired, goal_space

@@ -319,14 +319,14 @@ def test_the_log_probability_of_a_squashed_action_is_that_of_torch_also_far_out(
     generator = torch.Generator().manual_seed(0)
     out = 1.5 * torch.randn(500, 4, generator=generator, dtype=torch.float64)
     noise = torch.randn(500, 2, generator=generator, dtype=torch.float64)
-    action, log_prob = SquashedNormalPolicy.sample(out, noise)
+    action, log_prob, *_ = SquashedNormalPolicy.samples(out, noise, len(out))
     keep = action.abs().max(-1).values < 1 - 1e-9  # beyond, torch's inverse of tanh has no digits
     assert keep.sum() > 450
     torch.testing.assert_close(
         log_prob[keep], squashed(out).log_prob(action)[keep], rtol=1e-5, atol=1e-5
     )
     far = torch.tensor([[40.0, -40.0, 0.0, 0.0]])
-    assert torch.isfinite(SquashedNormalPolicy.sample(far, torch.zeros(1, 2))[1]).all()
+    assert torch.isfinite(SquashedNormalPolicy.samples(far, torch.zeros(1, 2), 1)[1]).all()
 
 
 def act(made, at_random, rows=20_000, width=None):

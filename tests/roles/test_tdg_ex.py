@@ -19,7 +19,7 @@ from gmi_drl.comm.transports import create_link
 from gmi_drl.placement import Device, PPOConfig, Topology, tdg_ex
 from gmi_drl.roles.evaluators.orders import Order
 from gmi_drl.roles.evaluators.rollout_coordinator import RolloutCoordinator
-from gmi_drl.roles.evaluators.rollout_worker import RolloutWorker
+from gmi_drl.roles.evaluators.rollout_worker import RolloutWorker, first_order
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
@@ -125,9 +125,14 @@ class Pair:
         return thread, found
 
 
+def next_order(worker):
+    """The next order of the worker's trainer, which it waits for."""
+    return first_order([worker], [worker])[1]
+
+
 def bring(worker, value):
     """Answer the newest order; the order's iteration, and the policy that came with it."""
-    order = worker.next()
+    order = next_order(worker)
     assert order.header.step == Order.COLLECT
     policy = order.memory.view(torch.float32).tolist()
     worker.bring(lambda memory: memory.fill_(value), 100)
@@ -182,7 +187,7 @@ def test_who_is_late_is_dropped_once_in_whichever_life_and_asked_again(replaced)
     thread = threading.Thread(target=lambda: found.update(save=pair.coordinator.save(3)))
     thread.start()
     for worker in (late, quick):
-        assert worker.next().header.step == Order.SAVE
+        assert next_order(worker).header.step == Order.SAVE
         worker.tell("")
     thread.join()
     assert (found["save"], pair.coordinator.dropped) == ("", 2)
@@ -206,7 +211,7 @@ def test_parts_that_are_not_written_are_told_in_words():
     thread = threading.Thread(target=lambda: found.append(pair.coordinator.save(6)))
     thread.start()
     for gmi_id, failure in ((0, ""), (1, "OSError: full " + "x" * 600)):
-        order = pair.workers[gmi_id].next()
+        order = next_order(pair.workers[gmi_id])
         assert (order.header.step, order.header.policy_version) == (Order.SAVE, 6)
         pair.workers[gmi_id].tell(failure)
     thread.join()
@@ -217,7 +222,7 @@ def test_parts_that_are_not_written_are_told_in_words():
 def test_agents_that_have_left_are_not_waited_for(replaced):
     pair = Pair.make()
     pair.coordinator.dismiss()
-    assert pair.workers[0].next().header.step == Order.LEAVE
+    assert next_order(pair.workers[0]).header.step == Order.LEAVE
     pair.workers[0].leave()
     assert pair.coordinator.save(6) is None
     assert not pair.coordinator.collect(6, lambda vector: vector.zero_(), lambda *_: None)
@@ -231,8 +236,8 @@ def test_who_is_told_to_leave_leaves_whatever_a_new_trainer_orders(replaced):
     pair.coordinator.dismiss()
     with pytest.raises(LinkTimeout):  # one that knows nothing of the end
         pair.again().collect(6, lambda vector: vector.zero_(), lambda *_: None)
-    assert pair.workers[0].next().header.step == Order.LEAVE
-    assert pair.reopen(0).next().header.step == Order.LEAVE
+    assert next_order(pair.workers[0]).header.step == Order.LEAVE
+    assert next_order(pair.reopen(0)).header.step == Order.LEAVE
 
 
 def test_what_agents_have_seen_is_summed_alike_whoever_comes_first():
@@ -243,7 +248,7 @@ def test_what_agents_have_seen_is_summed_alike_whoever_comes_first():
 def test_an_agent_that_hears_nothing_names_its_trainer():
     pair = Pair.make(timeout=timedelta(seconds=0.3))
     with pytest.raises(LinkTimeout, match=r"0\.6 s: gmi 9 has given no order.*comm\.timeout_s"):
-        pair.workers[0].next()
+        next_order(pair.workers[0])
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -278,9 +283,9 @@ def test_an_agent_waits_for_a_trainer_that_shows_signs_of_life(alive):
     pair = Pair.make(timeout=timedelta(seconds=0.1), heartbeats=heartbeats)
     if not alive:
         with pytest.raises(LinkTimeout, match="gmi 9 has given no order"):
-            pair.workers[0].next()
+            next_order(pair.workers[0])
     else:
-        assert pair.workers[0].next().header.step == Order.LEAVE
+        assert next_order(pair.workers[0]).header.step == Order.LEAVE
 
 
 def test_what_hangs_is_named_and_not_one_that_came_back():

@@ -53,10 +53,8 @@ def jax_device(device: torch.device) -> Any:
             )
         reason = str(error).partition("\n")[0] or "no backend that it may use starts"
         raise EnvSpecError(
-            [
-                f"env.adapter=mjx on {device}: JAX does not have that device ({reason}); it must "
-                f"be one of JAX's, too. {remedy}"
-            ]
+            f"env.adapter=mjx on {device}: JAX does not have that device ({reason}); it must "
+            f"be one of JAX's, too. {remedy}"
         ) from error
 
 

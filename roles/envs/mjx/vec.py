@@ -61,10 +61,8 @@ class MjxWorld:
             self._rest = mjx.make_data(model, device=target, impl="jax")
         except (NotImplementedError, ValueError) as error:
             raise EnvSpecError(
-                [
-                    f"MJX cannot simulate this model: {error} Use adapter: mujoco or warp, or take "
-                    "that out of the model."
-                ]
+                f"MJX cannot simulate this model: {error} Use adapter: mujoco or warp, or take "
+                "that out of the model."
             ) from error
         self._jax: Any = jax
         self._mjx: Any = mjx

@@ -274,10 +274,8 @@ def load_model(options: PhysicsTaskOptions) -> mujoco.MjModel:
         path = Path(gymnasium.__file__).parent / "envs/mujoco/assets" / name
     if not path.is_file():
         raise EnvSpecError(
-            [
-                f"xml_file={name}: no file {path}. Give a path that starts with / or ./ or ~, "
-                "or the name of one of Gymnasium's MuJoCo models."
-            ]
+            f"xml_file={name}: no file {path}. Give a path that starts with / or ./ or ~, "
+            "or the name of one of Gymnasium's MuJoCo models."
         )
     model = options.compile(path)
     if options.integrator is not None:

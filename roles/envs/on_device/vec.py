@@ -73,7 +73,7 @@ def prepare(
             "these."
         )
     if faults:
-        raise EnvSpecError(faults)
+        raise EnvSpecError(*faults)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     return options, load_model(options), device

@@ -34,7 +34,7 @@ class TeamVecEnv:
         self._env, self.env_id, self.device = env, env.env_id, env.device
         if faults := _team_faults(env):
             env.close()
-            raise EnvSpecError(faults)
+            raise EnvSpecError(*faults)
         space = env.groups[0].action_space
         assert isinstance(space, Discrete)
         agents, width = len(env.agents), env.observation_space.shape[0]  # type: ignore[index]

@@ -7,6 +7,7 @@ observation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import gymnasium
@@ -29,6 +30,7 @@ from gmi_drl.roles.envs.errors import (
     EnvRaised,
     EnvSpecError,
     EnvStateError,
+    env_error,
 )
 from gmi_drl.roles.envs.flatten import Flattener, unflattened_action
 from gmi_drl.roles.envs.gymnasium import torch_dtype
@@ -53,16 +55,19 @@ class PettingZooVecEnv:
     def __init__(self, spec: VecEnvSpec) -> None:
         self.env_id, self.device = spec.env_id, spec.device
         self.max_episode_steps, self._count = spec.max_episode_steps, spec.num_env
-        make = factory_of(spec.env_id)
+        make, self._envs = factory_of(spec.env_id), []
         try:
-            self._envs = [make(**spec.options) for _ in range(self._count)]
+            for _ in range(self._count):
+                self._envs.append(make(**spec.options))
+            spaces = self._spaces(self._envs[0])
         except Exception as error:
-            raise self._error("constructor", error) from error
-        spaces = self._spaces(self._envs[0])
+            with suppress(EnvRaised):  # the first error is told
+                self.close()
+            raise env_error(self.env_id, "constructor", error) from error
         groups, faults = grouped(spec.env_id, spaces, spec.multi_agent)
         if faults:
             self.close()
-            raise EnvSpecError(faults)
+            raise EnvSpecError(*faults)
         self.groups: tuple[AgentGroup, ...] = tuple(groups)
         self.agents = [agent for group in groups for agent in group.agents]
         self._games: list[AgentsGame] = [
@@ -100,24 +105,19 @@ class PettingZooVecEnv:
         possible = getattr(env, "possible_agents", None)
         agents = list(possible) if isinstance(possible, Iterable) else []
         if not agents:
-            fault = (
+            raise EnvSpecError(
                 f"env.id={self.env_id!r}: its environment has no possible_agents; must name all "
                 "agents that there may be. Define it, as PettingZoo's interface says."
             )
-            raise EnvSpecError([fault])
         if wrong := [agent for agent in agents if not isinstance(agent, str)]:
-            fault = (
+            raise EnvSpecError(
                 f"env.id={self.env_id!r}: its possible_agents have {wrong[0]!r}, which is no str; "
                 "agents go by names, as in multi_agent.mapping. Name them, as agent_0."
             )
-            raise EnvSpecError([fault])
-        try:
-            return {
-                agent: AgentSpaces(env.observation_space(agent), env.action_space(agent))
-                for agent in agents
-            }
-        except Exception as error:
-            raise self._error("constructor", error) from error
+        return {
+            agent: AgentSpaces(env.observation_space(agent), env.action_space(agent))
+            for agent in agents
+        }
 
     def reset(self, seed: int | None = None) -> Tensor:
         seed, self._seed = self._seed if seed is None else seed, None  # the first is the given one
@@ -146,7 +146,7 @@ class PettingZooVecEnv:
             try:
                 outcome = game.step(actions)
             except Exception as error:
-                raise self._error(f"step of environment {i}", error) from error
+                raise env_error(self.env_id, f"step of environment {i}", error) from error
             ended += self._write_outcome(i, game, outcome)
         self._publish_present()
         if not ended:
@@ -200,7 +200,7 @@ class PettingZooVecEnv:
         try:
             outcome = self._games[i].reset(seed)
         except Exception as error:
-            raise self._error(f"reset of environment {i}", error) from error
+            raise env_error(self.env_id, f"reset of environment {i}", error) from error
         self._steps[i] = 0
         self._restarted[i :: self._count] = True
         if not outcome.acting:
@@ -246,11 +246,6 @@ class PettingZooVecEnv:
         """Says which agent of which environment a row is."""
         return f"agent {self.agents[row // self._count]} of environment {row % self._count}"
 
-    def _error(self, what: str, error: Exception) -> Exception:
-        """Returns what to raise for an error of the environment's own code."""
-        is_told = isinstance(error, EnvError | MemoryError)
-        return error if is_told else EnvRaised.of(self.env_id, what, error)
-
     def state_dict(self) -> None:
         return None
 
@@ -262,11 +257,12 @@ class PettingZooVecEnv:
 
     def close(self) -> None:
         envs, self._envs = self._envs, []
-        for env in envs:
-            try:
-                env.close()
-            except Exception as error:
-                raise EnvRaised.of(self.env_id, "close", error) from error
+        try:
+            with ExitStack() as stack:
+                for env in envs:
+                    stack.callback(env.close)
+        except Exception as error:
+            raise EnvRaised.of(self.env_id, "close", error) from error
 
 
 class _Rows:

@@ -80,10 +80,8 @@ class WarpWorld:
                 self._model = mjw.put_model(model)
             except (NotImplementedError, ValueError) as error:
                 raise EnvSpecError(
-                    [
-                        f"mujoco_warp cannot simulate this model: {error} Use adapter: mujoco, or "
-                        "take that out of the model."
-                    ]
+                    f"mujoco_warp cannot simulate this model: {error} Use adapter: mujoco, or "
+                    "take that out of the model."
                 ) from error
             self._model.opt.warn_overflow = 0  # it would print from the kernel, for every world
             rule = capacity(model, self._model.nxn_geom_pair_filtered.numpy())

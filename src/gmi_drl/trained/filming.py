@@ -179,18 +179,14 @@ def _drawable(policy: TrainedPolicy) -> GymnasiumVecEnv:
     env = policy.origin.config.env
     if env.adapter == "pettingzoo":
         raise EnvSpecError(
-            [
-                f"env.adapter={env.adapter}: films are of environments of one agent. Make the "
-                "environment with render_mode in Python, and act by gmi_drl.load_policy."
-            ]
+            f"env.adapter={env.adapter}: films are of environments of one agent. Make the "
+            "environment with render_mode in Python, and act by gmi_drl.load_policy."
         )
     if find_spec(env.id) is None:
         raise EnvSpecError(
-            [
-                f"env.id={env.id!r}: films are of Gymnasium's environments, which it is none of. "
-                "Draw it yourself and act by gmi_drl.load_policy, or name one of Gymnasium's with "
-                "the same observations and actions: --set env.id=..."
-            ]
+            f"env.id={env.id!r}: films are of Gymnasium's environments, which it is none of. "
+            "Draw it yourself and act by gmi_drl.load_policy, or name one of Gymnasium's with "
+            "the same observations and actions: --set env.id=..."
         )
     extra: dict[str, Any] = {"render_mode": "rgb_array"}
     if _is_of_mujoco(env.id) and not {"camera_id", "camera_name"} & env.options.keys():
@@ -201,11 +197,9 @@ def _drawable(policy: TrainedPolicy) -> GymnasiumVecEnv:
         options = extra
     if faults := check_env(env.id, "gymnasium", options, env.wrappers):
         raise EnvSpecError(
-            [
-                f"env.id={env.id!r}: a film is of an environment that draws by Gymnasium's "
-                f"render_mode='rgb_array' ({faults[0]}) Have its __init__ take render_mode, and "
-                "its render() return a picture; or act by gmi_drl.load_policy."
-            ]
+            f"env.id={env.id!r}: a film is of an environment that draws by Gymnasium's "
+            f"render_mode='rgb_array' ({faults[0]}) Have its __init__ take render_mode, and "
+            "its render() return a picture; or act by gmi_drl.load_policy."
         )
     vec_env: Any = make_env(
         env.id,

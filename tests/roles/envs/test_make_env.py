@@ -5,13 +5,9 @@ import subprocess
 import sys
 from types import ModuleType
 
-import gymnasium
 import pytest
-import torch
-from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 
-from gmi_drl.roles.envs import EnvSpecError, as_gymnasium, check_env, choose_adapter, make_env
-from gmi_drl.roles.envs.adapters import MUJOCO_IDS, TORCH_IDS
+from gmi_drl.roles.envs import EnvSpecError, check_env, choose_adapter, make_env
 from gmi_drl.roles.envs.errors import UnstableSimulation
 from gmi_drl.roles.envs.protocol import VecEnv
 
@@ -91,33 +87,6 @@ def test_missing_mujoco_names_the_extra(monkeypatch):
     assert "pip install -e '.[mujoco]' in the clone" in check_env("Ant-v5")[0]
 
 
-@pytest.mark.parametrize("env_id", [*MUJOCO_IDS, *TORCH_IDS])
-@pytest.mark.filterwarnings("ignore:.*:UserWarning")  # Pendulum's bounds of 2, as in Gymnasium
-def test_gymnasiums_checker_passes(env_id):
-    env = as_gymnasium(env_id)
-    gymnasium_check_env(env, skip_render_check=True)
-    env.close()
-
-
-def test_single_environment_equals_gymnasiums_through_an_episode():
-    ours, ref = as_gymnasium("Hopper-v5", dtype=torch.float64), gymnasium.make("Hopper-v5")
-    (seen, _), (expected, _) = ours.reset(seed=4), ref.reset(seed=4)
-    ours.action_space.seed(0)
-    for _ in range(3):
-        done = False
-        while not done:
-            assert (seen == expected).all()
-            action = ours.action_space.sample().astype("float64")
-            seen, reward, terminated, truncated, _ = ours.step(action)
-            expected, *others, _ = ref.step(action)
-            assert (reward, terminated, truncated) == tuple(others)
-            done = terminated or truncated
-        assert (seen == expected).all()
-        (seen, _), (expected, _) = ours.reset(), ref.reset()
-    ours.close()
-    ref.close()
-
-
 def test_checking_imports_neither_torch_nor_a_simulator():
     code = (
         "import sys; from gmi_drl.roles.envs import check_env;"
@@ -128,7 +97,7 @@ def test_checking_imports_neither_torch_nor_a_simulator():
 
 
 def test_errors_survive_a_trip_between_processes():
-    for error in (EnvSpecError(["a", "b"]), UnstableSimulation("Ant-v5", 3, 7, "bad qacc")):
+    for error in (EnvSpecError("a", "b"), UnstableSimulation("Ant-v5", 3, 7, "bad qacc")):
         again = pickle.loads(pickle.dumps(error))
         assert str(again) == str(error)
         assert vars(again) == vars(error)

@@ -250,6 +250,40 @@ def test_agents_go_by_names():
         made("Numbered", 1, None)
 
 
+def test_environments_are_closed_where_one_is_refused_or_another_raises(monkeypatch):
+    opened, failing = [], []
+
+    def make(self, *arguments, **options):
+        if failing:
+            raise KeyError("no third one")
+        constructor(self, *arguments, **options)
+        opened.append(self)
+        failing.extend([None] * (len(opened) == 2))
+
+    def close(self):
+        opened.remove(self)
+        raise KeyError("not closed well")
+
+    constructor = bodies_agents.Numbered.__init__
+    monkeypatch.setattr(bodies_agents.Numbered, "__init__", make)
+    monkeypatch.setattr(bodies_agents.Numbered, "close", close)
+    with pytest.raises(EnvSpecError, match="possible_agents have 0"):
+        made("Numbered", 2, None)
+    assert not opened
+    failing.clear()
+    with pytest.raises(EnvRaised, match="its constructor raised KeyError: 'no third one'"):
+        made("Numbered", 3, None)
+    assert not opened
+    failing.clear()
+    monkeypatch.undo()
+    env = made("Matching", 2, None)
+    monkeypatch.setattr(bodies_agents.Matching, "close", close)
+    opened += env._envs
+    with pytest.raises(EnvRaised, match="its close raised KeyError: 'not closed well'"):
+        env.close()
+    assert not opened
+
+
 def test_an_agent_is_named_by_its_name_whatever_patterns_mean_by_it():
     spaces = dict.fromkeys(["wolf[0]", "sheep"], AgentSpaces(Box(0, 1, (1,)), Discrete(2)))
     config = MultiAgentConfig(policies=("a", "b"), mapping={"wolf[0]": "a", "*": "b"})

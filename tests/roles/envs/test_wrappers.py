@@ -134,6 +134,7 @@ def test_gymnasiums_own_wrap_each_environment(vectorization):
             "Did you mean frame_stack?"),
         ([{"frame_stack": {"cont": 3}}], "unknown option 'cont'. Did you mean count?"),
         (["nowhere:Thing"], "nowhere:Thing does not import (ModuleNotFoundError"),
+        (["math:pi"], "env.wrappers: math:pi is a float; must be a class that wraps environments."),
         (["gymnasium.wrappers:ClipReward"], "adapter torch has a batch of its own. Use adapter"),
     ],
 )  # fmt: skip
