@@ -20,7 +20,7 @@ from gmi_drl.roles.envs.spaces import (
 )
 
 from .distributions import Bernoulli, Categorical, Distribution, Joint, Normal
-from .trunk import HiddenLayers, OwnTrunk, Precision, SeparateTrunks, Trunk
+from .trunk import HiddenLayers, OwnTrunk, Precision, SeparateTrunks, Trunk, orthogonal_
 
 if TYPE_CHECKING:
     from gmi_drl.roles.samples.batch import Batch
@@ -146,12 +146,10 @@ class SplitHead(nn.Module):
             nn.Linear(width, count) for width, count in zip(self._widths, (numbers, 1), strict=True)
         )
 
-    @torch.no_grad()
     def initialise(self, generator: torch.Generator | None) -> None:
         """Make weights orthogonal, and biases 0."""
-        for layer, gain in ((self.policy, GAIN_OF_ACTIONS), (self.value, 1.0)):
-            nn.init.orthogonal_(layer.weight, gain, generator=generator)
-            layer.bias.zero_()
+        orthogonal_(self.policy, GAIN_OF_ACTIONS, generator)
+        orthogonal_(self.value, 1.0, generator)
 
     def forward(self, features: Tensor) -> Tensor:
         policy_features, value_features = torch.split(features, self._widths, -1)

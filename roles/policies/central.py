@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .actor_critic import GAIN_OF_ACTIONS, ActorCriticPolicy, named
 from .distributions import Distribution
-from .trunk import HiddenLayers
+from .trunk import HiddenLayers, orthogonal_
 
 if TYPE_CHECKING:
     from gmi_drl.roles.samples.batch import Batch
@@ -47,10 +47,8 @@ class CentralActorCritic(nn.Module):
         self.log_std = nn.Parameter(torch.full((distribution.deviations,), init_log_std))
         for trunk in trunks:
             trunk.initialise(generator)
-        with torch.no_grad():
-            for head, gain in ((self.action_head, GAIN_OF_ACTIONS), (self.value_head, 1.0)):
-                nn.init.orthogonal_(head.weight, gain, generator=generator)
-                head.bias.zero_()
+        orthogonal_(self.action_head, GAIN_OF_ACTIONS, generator)
+        orthogonal_(self.value_head, 1.0, generator)
 
     def describe(self) -> dict[str, Any]:
         """Returns what its parameters' names and shapes do not say."""

@@ -59,6 +59,13 @@ def trunk_of(
     )  # fmt: skip
 
 
+def described_layers(settings: AlgorithmConfig) -> dict[str, Any]:
+    """Returns what a network's parameters do not say of its hidden layers."""
+    sizes = settings.network
+    name = str(sizes) if is_own_network(sizes) else list(hidden_sizes(sizes))
+    return {"network": name, "activation": settings.activation}
+
+
 def policy_of(network: Any) -> ActorCriticPolicy:
     """Returns the policy that acts by an actor-critic network, of a config or of a role."""
     if isinstance(network, RecurrentActorCritic):

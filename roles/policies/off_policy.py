@@ -21,9 +21,9 @@ from gmi_drl.roles.envs.spaces import is_bounded
 from .actor_critic import observation_width
 from .convolutions import is_convolutional
 from .dense import DenseNetworks, dense_networks
-from .networks import trunk_of
+from .networks import described_layers, trunk_of
 from .policy import PlainPolicy
-from .trunk import HiddenLayers, Trunk
+from .trunk import HiddenLayers, Trunk, orthogonal_
 
 if TYPE_CHECKING:
     from gmi_drl.roles.samples.batch import Batch
@@ -41,7 +41,8 @@ class ActorNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.trunk, self.head = trunk, nn.Linear(trunk.features, numbers)
-        _initialise(self.trunk, self.head, generator, gain=0.01)
+        trunk.initialise(generator)
+        orthogonal_(self.head, 0.01, generator)
 
     def forward(self, observation: Tensor) -> Tensor:
         return self.head(self.trunk(observation))  # type: ignore[no-any-return]
@@ -79,7 +80,8 @@ class Critic(nn.Module):
             )  # fmt: skip
         features = self.trunk.features if self.joined is None else self.joined.features
         self.head = nn.Linear(features, numbers)
-        _initialise(self.trunk, self.head, generator, gain=1.0)
+        self.trunk.initialise(generator)
+        orthogonal_(self.head, 1.0, generator)
 
     def forward(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
         if action is None:
@@ -88,15 +90,6 @@ class Critic(nn.Module):
             return self.head(self.trunk(torch.cat([observation, action], -1)))  # type: ignore[no-any-return]
         joined = torch.cat([self.trunk(observation), action], -1)
         return self.head(self.joined(joined))  # type: ignore[no-any-return]
-
-
-@torch.no_grad()
-def _initialise(
-    trunk: HiddenLayers, head: nn.Linear, generator: torch.Generator | None, gain: float
-) -> None:
-    trunk.initialise(generator)
-    nn.init.orthogonal_(head.weight, gain, generator=generator)
-    head.bias.zero_()
 
 
 class ActorWithCritics(nn.Module):
@@ -116,13 +109,11 @@ class ActorWithCritics(nn.Module):
         super().__init__()
         self.actor, self.critics = actor, nn.ModuleList(critics)
         self.log_temperature = nn.Parameter(torch.zeros(1)) if learns else None
-        sizes = settings.network
-        self._network_name = str(sizes) if is_own_network(sizes) else list(hidden_sizes(sizes))
-        self._activation = settings.activation
+        self._layers = described_layers(settings)
 
     def describe(self) -> dict[str, Any]:
         """Returns what its parameters do not say: see ActorCritic.describe."""
-        return {"network": self._network_name, "activation": self._activation}
+        return self._layers
 
     def forward(self, observation: Tensor) -> Tensor:
         return self.actor(observation)  # type: ignore[no-any-return]
@@ -238,9 +229,9 @@ class ExploringPolicy(PlainPolicy, ABC):
     def explore(self, out: Tensor, noise: Tensor) -> Tensor:
         """Returns actions [N, A] by the actor's outputs `out`, and noise."""
 
-    @abstractmethod
     def random(self, noise: Tensor) -> Tensor:
         """Returns uniform actions [N, A] by noise alone."""
+        return uniform(noise)
 
     @abstractmethod
     def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
@@ -257,9 +248,6 @@ class DeterministicPolicy(ExploringPolicy):
     def explore(self, out: Tensor, noise: Tensor) -> Tensor:
         return (out.tanh() + self._deviation * noise).clamp_(-1.0, 1.0)
 
-    def random(self, noise: Tensor) -> Tensor:
-        return uniform(noise)
-
     def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         action: Tensor = self.network.actor(observation)
         return action.tanh()
@@ -274,9 +262,6 @@ class SquashedNormalPolicy(ExploringPolicy):
     def explore(self, out: Tensor, noise: Tensor) -> Tensor:
         mean, log_std = _split(out)
         return torch.addcmul(mean, log_std.exp(), noise).tanh()
-
-    def random(self, noise: Tensor) -> Tensor:
-        return uniform(noise)
 
     def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         return _split(self.network.actor(observation))[0].tanh()

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from gmi_drl.placement import EvolutionConfig, hidden_sizes, is_own_network
+from gmi_drl.placement import EvolutionConfig
 
 from .greedy import NoiselessPolicy
+from .networks import described_layers
 from .trunk import HiddenLayers, Trunk
 
 Layer = tuple[str, Callable[[Tensor], Tensor] | None]  # a Linear's name, what follows it
@@ -36,13 +37,11 @@ class GreedyNetwork(nn.Module):
         trunk.initialise(generator)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        sizes = settings.network
-        self._network_name = str(sizes) if is_own_network(sizes) else list(hidden_sizes(sizes))
-        self._activation = settings.activation
+        self._layers = described_layers(settings)
 
     def describe(self) -> dict[str, Any]:
         """Returns what its parameters do not say: see ActorCritic.describe."""
-        return {"network": self._network_name, "activation": self._activation}
+        return self._layers
 
     def forward(self, observation: Tensor) -> Tensor:
         return self.head(self.trunk(observation))  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gmi_drl.placement import CEMConfig
 
-from .off_policy import ExploringPolicy, uniform
+from .off_policy import ExploringPolicy
 
 _SEED: Final = 0  # of the candidates' noise, the same for every plan
 _LEAST_STD: Final = 0.02
@@ -44,9 +44,6 @@ class PlanningPolicy(ExploringPolicy):
 
     def explore(self, out: Tensor, noise: Tensor) -> Tensor:
         return (out + self._settings.action_noise * noise).clamp_(-1.0, 1.0)
-
-    def random(self, noise: Tensor) -> Tensor:
-        return uniform(noise)
 
     @torch.no_grad()
     def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:

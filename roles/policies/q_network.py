@@ -16,7 +16,7 @@ from gmi_drl.placement import DQNConfig, hidden_sizes
 from .dense import DenseNetworks, dense_networks
 from .policy import PlainPolicy
 from .recurrent import GRU, LSTM, advance, cell_of, unroll
-from .trunk import ACTIVATIONS, HiddenLayers, Trunk
+from .trunk import ACTIVATIONS, HiddenLayers, Trunk, orthogonal_
 
 if TYPE_CHECKING:
     from gmi_drl.roles.samples.batch import Batch
@@ -135,9 +135,7 @@ class QNetwork(nn.Module):
             if settings.noisy:
                 return NoisyLinear(inputs, outputs, generator)
             dense = nn.Linear(inputs, outputs)
-            with torch.no_grad():
-                nn.init.orthogonal_(dense.weight, gain, generator=generator)
-                dense.bias.zero_()
+            orthogonal_(dense, gain, generator)
             return dense
 
         if settings.dueling:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .policy import PlainPolicy
-from .trunk import Trunk
+from .trunk import Trunk, orthogonal_
 
 if TYPE_CHECKING:
     from gmi_drl.roles.samples.batch import Batch
@@ -65,9 +65,7 @@ class TeamValues(nn.Module):
         self.mixer = None if mixing is None else Mixer(agents, agents * width, mixing)
         for layer in self.modules():
             if isinstance(layer, nn.Linear):
-                with torch.no_grad():
-                    nn.init.orthogonal_(layer.weight, 1.0, generator=generator)
-                    layer.bias.zero_()
+                orthogonal_(layer, 1.0, generator)
         self.trunk.initialise(generator)
 
     def describe(self) -> dict[str, Any]:

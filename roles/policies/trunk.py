@@ -21,6 +21,16 @@ Precision = Literal["fp32", "tf32", "bf16"]  # algorithm.precision
 ACTIVATIONS: Final = {"elu": nn.ELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 
 
+@torch.no_grad()
+def orthogonal_(
+    layer: nn.Linear | nn.Conv2d, gain: float, generator: torch.Generator | None
+) -> None:
+    """Makes the weights of a layer orthogonal, and its biases 0."""
+    nn.init.orthogonal_(layer.weight, gain, generator=generator)
+    if layer.bias is not None:
+        layer.bias.zero_()
+
+
 class HiddenLayers(nn.Module, ABC):
     """Computes float32 features [B, `features`] of observations [B, D], for a head.
 
@@ -30,14 +40,11 @@ class HiddenLayers(nn.Module, ABC):
     features: int
     bf16: bool
 
-    @torch.no_grad()
     def initialise(self, generator: torch.Generator | None) -> None:
         """Make weights orthogonal with gain sqrt(2), and biases 0."""
         for layer in self.modules():
             if isinstance(layer, nn.Linear | nn.Conv2d):
-                nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)
-                if layer.bias is not None:
-                    layer.bias.zero_()
+                orthogonal_(layer, math.sqrt(2.0), generator)
 
     def forward(self, observation: Tensor) -> Tensor:
         if not self.bf16:

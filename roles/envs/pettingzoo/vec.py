@@ -55,7 +55,8 @@ class PettingZooVecEnv:
     def __init__(self, spec: VecEnvSpec) -> None:
         self.env_id, self.device = spec.env_id, spec.device
         self.max_episode_steps, self._count = spec.max_episode_steps, spec.num_env
-        make, self._envs = factory_of(spec.env_id), []
+        make = factory_of(spec.env_id)
+        self._envs: list[Any] = []
         try:
             for _ in range(self._count):
                 self._envs.append(make(**spec.options))
