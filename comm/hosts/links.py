@@ -88,9 +88,9 @@ class HostLinks:
         self._told_epoch = 0  # of the newest roster, when that generation began
         self._public, self._secret = zmq.curve_keypair()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(2)  # one reads, one writes
+        self._context.linger = 0  # where nobody closes: the process dies, and is not to wait
         self._inbox = inbox = self._context.socket(zmq.ROUTER)
         inbox.set_hwm(0)
-        inbox.linger = 0
         inbox.ipv6 = ":" in spec.address
         self._authenticator = Authenticator(self._context, ())
         self._authenticator.guard(inbox, self._public, self._secret)

@@ -33,7 +33,16 @@ def numbers_of(directory: Path, gmi_id: int) -> list[int]:
 
 
 def next_number(directory: Path, gmi_id: int) -> int:
-    """Returns the number for a new mailbox; MailboxError if there is one whose owner lives."""
+    """Returns the number for a new mailbox.
+
+    MailboxError if there is one whose owner lives, or if paths of sockets there are too long.
+    """
+    longest = len(os.fsencode(socket_path(directory, 9999, 999)))
+    if longest > _LONGEST_PATH:
+        raise MailboxError(
+            f"{directory}: a socket there would have a path of {longest} bytes; Unix sockets have "
+            f"at most {_LONGEST_PATH}. Use a shorter folder, such as one in /tmp."
+        )
     numbers = numbers_of(directory, gmi_id)
     for number in numbers:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -52,16 +61,6 @@ def remove_before(directory: Path, gmi_id: int, number: int) -> None:
     for dead in numbers_of(directory, gmi_id):
         if dead < number:
             socket_path(directory, gmi_id, dead).unlink(missing_ok=True)
-
-
-def check_length(directory: Path) -> None:
-    """Raises MailboxError if the paths of sockets in the folder are too long."""
-    longest = len(os.fsencode(socket_path(directory, 9999, 999)))
-    if longest > _LONGEST_PATH:
-        raise MailboxError(
-            f"{directory}: a socket there would have a path of {longest} bytes; Unix sockets have "
-            f"at most {_LONGEST_PATH}. Use a shorter folder, such as one in /tmp."
-        )
 
 
 def check_private(directory: Path) -> None:

@@ -39,14 +39,7 @@ from gmi_drl.comm.group.group import DEFAULT_TIMEOUT
 from gmi_drl.runtime.process.progress import waiting
 from gmi_drl.runtime.wire.packing import dump
 
-from .files import (
-    check_length,
-    check_private,
-    next_number,
-    numbers_of,
-    remove_before,
-    socket_path,
-)
+from .files import check_private, next_number, numbers_of, remove_before, socket_path
 
 _ALIGN: Final = 16
 _IN_BAND_BYTES: Final = 4096  # smaller buffers are cheaper inside the pickle than as frames
@@ -113,13 +106,13 @@ class Mailbox:
         self.gmi_id, self.capacity = gmi_id, capacity
         self._timeout_s = timeout.total_seconds()
         self._directory = directory
-        check_length(directory)
         check_private(directory)
         self._number = next_number(directory, gmi_id)
         self._path = socket_path(directory, gmi_id, self._number)
         # Two contexts, because terminating one waits for what it has to write: two mailboxes that
         # close at once must both still read while they do.
         self._outgoing: zmq.Context[zmq.Socket[bytes]] | None = zmq.Context()
+        self._outgoing.linger = 0  # where nobody closes: the process dies, and is not to wait
         self._incoming: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._inbox = self._incoming.socket(zmq.PULL)
         self._inbox.set_hwm(0)  # the capacity is what bounds it

@@ -139,6 +139,10 @@ def test_a_killed_gmi_s_mailbox_can_be_opened_again(folder):
     again.close()
 
 
+def test_a_process_ends_whose_mailbox_is_not_closed_and_has_a_message_to_the_dead(folder):
+    assert run_ranks(bodies.exit_with_a_message_to_the_dead, 1, str(folder)) == [True]
+
+
 def die(mailbox):
     """As if its process were killed: its file stays, and it says nothing."""
     for context in (mailbox._outgoing, mailbox._incoming):

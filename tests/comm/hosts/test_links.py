@@ -116,6 +116,18 @@ def test_what_comes_of_an_epoch_that_is_over_is_of_no_stranger(pair, monkeypatch
     assert first.refused == second.refused == {"connections": 0}
 
 
+def test_a_process_ends_whose_links_are_not_closed_and_have_messages_to_the_dead(pair):
+    (first, second), _ = pair
+    met(*pair)
+    second._context.destroy(0)
+    for _ in range(100):
+        first.tell(bytes(1 << 20))
+    ends = threading.Thread(target=first._context.destroy, daemon=True)  # as pyzmq does at the end
+    ends.start()
+    ends.join(20)
+    assert not ends.is_alive()
+
+
 def test_hosts_that_form_are_interrupted_where_one_of_them_is_lost(pair):
     (first, second), folders = pair
     for links in pair[0]:
