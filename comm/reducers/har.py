@@ -6,7 +6,6 @@ inside a device go over ascending ranks, one rank a part, and a ring makes each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -25,17 +24,14 @@ from .sums import Bf16Sum, SliceSum, all_reduce_by, rank_slice
 _RING: Final = "leaders"
 
 
-def leaders(mpl: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Returns each device's first rank: the paper's rank % M == 0 of M on every device."""
-    return tuple(ranks[0] for ranks in mpl)
-
-
 class _Leader:
     """The leaders' ring as one rank sees it; a rank that is no leader does nothing in it."""
 
     def __init__(self, host: SharedBucket, kind: torch.device) -> None:
         group = host.group
-        self._rings: Rings = group.rings(kind.type, {_RING: leaders(group.mpl)})
+        # The paper's leaders: rank % M == 0 of M ranks on every device.
+        leaders = tuple(ranks[0] for ranks in group.mpl)
+        self._rings: Rings = group.rings(kind.type, {_RING: leaders})
         ring = self._rings.get(_RING)
         self._step = all_reduce_by(ring, host, kind)
 
