@@ -176,7 +176,8 @@ class RolloutLoop:
         """Goes on in the environments of the checkpoint that the run is resumed from."""
         if (path := self._mgr.context.resume) is None:
             return
-        saved, gmi_id = checkpoint.find(path), self._mgr.GMI_id
+        gmi_id = self._mgr.GMI_id
+        saved = checkpoint.find(path, [f"gmi{gmi_id}"])
         if saved.policy_only or gmi_id in saving.begun_anew(saved, self._mgr.layout):
             return  # its trainer says so
         restore(self._collector, saved.load(f"gmi{gmi_id}"), self._mgr)

@@ -72,7 +72,7 @@ def load_policy(
 
     CheckpointError unless it is whole, and of a policy like this one.
     """
-    checkpoint = find(path)
+    checkpoint = find(path, ["shared"])
     recorded = checkpoint.manifest.get("policy", {})
     unused = {key: recorded[key] for key in _LEARNERS & recorded.keys()}
     remedy = (

@@ -22,7 +22,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -290,37 +290,45 @@ def mend(checkpoints: Path) -> None:
 
 
 def newest(
-    checkpoints: Path, wanted: Callable[[dict[str, Any]], bool] = lambda manifest: True
+    checkpoints: Path,
+    wanted: Callable[[dict[str, Any]], bool] = lambda manifest: True,
+    parts: Collection[str] | None = None,
 ) -> Checkpoint | None:
-    """Returns the newest checkpoint that is not torn, and `wanted` by its manifest, if any is."""
+    """Returns the newest checkpoint that is not torn, and `wanted` by its manifest, if any is.
+
+    `parts`: see `find`.
+    """
     for candidate in reversed(all_in(checkpoints)):
         with suppress(CheckpointError):
             # The manifest comes first, as all other files are read to find out whether it is torn.
             if wanted(_manifest_of(candidate)):
-                return _read(candidate)
+                return _read(candidate, parts)
     return None
 
 
-def find(folder: Path) -> Checkpoint:
+def find(folder: Path, parts: Collection[str] | None = None) -> Checkpoint:
     """Returns the newest checkpoint of a run or of a folder of them, or `folder` if it is one.
+
+    `parts`: those that are to be loaded, `shared` or `gmi<id>`; only these are read, to compare
+    their SHA-256 (None: all). A part with a replay may fill half the memory.
 
     Raises CheckpointError if it is torn or foreign, naming the newest good one: going back
     further than the user knows is the user's choice.
     """
     if (folder / "manifest.json").exists():
-        return _read(folder)
+        return _read(folder, parts)
     subfolder = folder / "checkpoints"
     checkpoints = subfolder if subfolder.is_dir() else folder
     folders = all_in(checkpoints)
     if not folders and not subfolder.is_dir() and not (folder / "config.yaml").is_file():
-        return _read(folder)  # which says what it lacks
+        return _read(folder, parts)  # which says what it lacks
     if not folders:
         raise CheckpointError(
             f"{folder} holds no checkpoint: nothing of it was saved. Let it train until it has one "
             "(run.checkpoint_every), or launch its config anew."
         )
     try:
-        return _read(folders[-1])
+        return _read(folders[-1], parts)
     except CheckpointError as error:
         hint = "No older one is good either."
         if (good := newest(checkpoints)) is not None:
@@ -342,7 +350,7 @@ def iteration_of(folder: Path) -> int:
     return int(match[1]) if match else 0
 
 
-def _read(folder: Path) -> Checkpoint:
+def _read(folder: Path, parts: Collection[str] | None) -> Checkpoint:
     """Returns a checkpoint whose manifest is ours and whose files are what the manifest says."""
     manifest = _manifest_of(folder)
     match = _NAME.fullmatch(folder.name)
@@ -355,10 +363,11 @@ def _read(folder: Path) -> Checkpoint:
     if "shared.pt" not in manifest["files"]:
         raise CheckpointError(f"{folder} is torn: manifest.json names no shared.pt.")
     for name, expected in manifest["files"].items():
-        file = folder / name
+        file, sha256 = folder / name, expected["sha256"]
         try:
             size = file.stat().st_size
-            sha256 = _sha256(file) if size == expected["bytes"] else ""
+            if size == expected["bytes"] and (parts is None or file.stem in parts):
+                sha256 = _sha256(file)
         except FileNotFoundError:
             raise CheckpointError(f"{folder} is torn: {name} is missing.") from None
         except OSError as error:

@@ -131,7 +131,7 @@ class Saver:
         else:
             sentences.append(
                 "The policy alone (parameters and normalisers) was saved in "
-                f"{checkpoint.folder_of(self._folder, iteration)}: it can be served, and a resume "
+                f"{self.path_of(iteration)}: it can be served, and a resume "
                 "begins the optimizer's moments and the episodes anew."
             )
         if (complete := self._newest(complete=True)) is not None:
@@ -161,10 +161,18 @@ class Saver:
             return f"{type(error).__name__}: {error}"
         return ""
 
+    def path_of(self, iteration: int) -> Path:
+        """Returns the folder of the checkpoint of an iteration."""
+        return checkpoint.folder_of(self._folder, iteration)
+
     def newest(self) -> checkpoint.Checkpoint | None:
         """Returns the newest whole checkpoint of this launch; older ones are of other launches."""
-        own = self._stamp["session"]
-        return checkpoint.newest(self._folder, lambda manifest: manifest.get("session") == own)
+        session = self._stamp["session"]
+        return checkpoint.newest(
+            self._folder,
+            lambda manifest: manifest.get("session") == session,
+            parts_of(self._gmi_id),
+        )
 
     def mend(self) -> None:
         """Clears away, in rank 0, what a killed GMI was writing; call it while nobody writes."""
@@ -199,6 +207,11 @@ class Saver:
 def folder_of(run: Path) -> Path:
     """Returns the folder of a run's checkpoints."""
     return run / "checkpoints"
+
+
+def parts_of(gmi_id: int) -> tuple[str, str]:
+    """Returns the parts of a checkpoint that a GMI which trains loads."""
+    return "shared", f"gmi{gmi_id}"
 
 
 def gmis_of(layout: Layout) -> list[list[int]]:

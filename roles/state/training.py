@@ -112,12 +112,10 @@ class Training:
     def _outcome(self) -> dict[str, Any]:
         """Returns what this GMI's result has beside that which all share."""
         outcome = self._optimizer.outcome()
-        if self._pause is not None and self._mgr.context.folder is not None:
-            checkpoints = saving.folder_of(self._mgr.context.folder)
-            path = checkpoint.folder_of(checkpoints, self._iteration)
+        if self._pause is not None and self._saver is not None:
             outcome |= {
                 "return_mean": self._optimizer.progress.return_mean,
-                "checkpoint": str(path),
+                "checkpoint": str(self._saver.path_of(self._iteration)),
             }
         return outcome
 
@@ -395,7 +393,7 @@ class Training:
         if saved is None:
             if resume is None:
                 return
-            saved = checkpoint.find(resume)
+            saved = checkpoint.find(resume, saving.parts_of(gmi_id))
         self._restored = str(saved.folder)
         compare(saved, self._description, _REMEDY)
         shared = saved.load("shared")
@@ -445,17 +443,16 @@ class Training:
             saver.mend()  # the last checkpoint was whole before any GMI was told to leave
             return
         beat("checkpoint")
-        folder = self._mgr.context.folder
-        if self._group.rank == 0 and folder is not None:
+        folder, is_first = self._mgr.context.folder, self._group.rank == 0
+        if is_first and folder is not None:
             request.take_request(folder)
         own_state, manifest = self._optimizer.own_state(), self._manifest()
         exists, failure = saver.save(iteration, own_state, self._shared_state, manifest, missing)
         if exists:
             self._saved = iteration
-            if self._group.rank == 0 and folder is not None:
-                path = checkpoint.folder_of(saving.folder_of(folder), iteration)
-                record = {"kind": "checkpoint", "iteration": iteration, "path": str(path)}
-                self._mgr.report(record)
+            if is_first:
+                path = str(saver.path_of(iteration))
+                self._mgr.report({"kind": "checkpoint", "iteration": iteration, "path": path})
         elif failure and final:
             raise CheckpointError(failure)
         if failure:

@@ -264,6 +264,20 @@ def changed(folder, **changes):
     (folder / "manifest.json").write_text(json.dumps(left))
 
 
+def test_only_what_is_loaded_is_read(tmp_path):
+    """Else each of k GMIs would read the replays of all, and whoever serves a policy, too."""
+    folder = save(tmp_path, 1)
+    part = folder / "gmi0.pt"
+    part.write_bytes(bytes(part.stat().st_size))
+    assert checkpoint.find(tmp_path, ["shared"]).load("shared")
+    for parts in (None, saving.parts_of(0)):
+        with pytest.raises(CheckpointError, match=r"gmi0\.pt does not match its SHA-256"):
+            checkpoint.find(tmp_path, parts)
+    part.unlink()
+    with pytest.raises(CheckpointError, match=r"gmi0\.pt is missing"):
+        checkpoint.find(tmp_path, ["shared"])
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -414,7 +414,7 @@ def load_all(
         where = checkpoints.folder_of(folder.path / "checkpoints", checkpoint)
         if not where.is_dir():
             raise PolicyNotLoaded(_no_checkpoint(folder, checkpoint))
-    saved = checkpoints.find(where)
+    saved = checkpoints.find(where, ["shared"])
     config = load_config(folder.path / "config.yaml", list(overrides))
     if config.mode == "serving":
         raise PolicyNotLoaded(
