@@ -12,7 +12,7 @@ import yaml
 
 import gmi_drl
 from gmi_drl import rl, runtime
-from gmi_drl.roles.errors import RoleError
+from gmi_drl.roles.errors import EvaluatorLate, RoleError
 
 START, RATIO, HORIZON, NUM_ENV, SEED = 32, 0.25, 4, 4, 3
 SETTINGS = {
@@ -129,6 +129,20 @@ def test_it_goes_on_from_a_file(make, saved, tmp_path):
         assert second.updates == before
     second.step()
     assert second.updates == before + math.ceil((second.steps - steps - START) * RATIO)
+
+
+def test_after_a_round_that_was_late_each_is_asked_for_one_thing_again(monkeypatch):
+    optimizer = rl.Replay(rl.DQN, evaluators(rl.DQN, 2))
+
+    def nobody_in_time():
+        raise EvaluatorLate
+
+    with monkeypatch.context() as patched:
+        patched.setattr(optimizer.fleet, "first", nobody_in_time)
+        with pytest.raises(EvaluatorLate):
+            optimizer.step()
+    assert optimizer.step()["dropped"] == 2  # of the policy of before
+    assert not optimizer.fleet.busy
 
 
 def test_what_does_not_fit_is_refused():

@@ -7,7 +7,7 @@ round; between rounds an optimizer can be asked for its policy, evaluated, saved
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -165,15 +165,23 @@ class EvaluatorOptimizer(ABC):
         self.dropped += 1
         return None
 
-    def _ask_all(self, numbers: Sequence[int], what: str, *arguments: Any) -> list[Any]:
-        """Asks these evaluators for the same and returns their answers in that order."""
-        for number in numbers:
-            self._ask(number, what, *arguments)
-        answers: dict[int, Any] = {}
-        while len(answers) < len(numbers):
+    def _ask_all(
+        self, numbers: Iterable[int], what: str, *arguments: Any, drop: int = 0
+    ) -> dict[int, Any]:
+        """Asks these evaluators for the same, each once it is idle, in a round of their own.
+
+        Returns their answers by number; without those of the `drop` that are last.
+        """
+        self._round += 1
+        unasked = set(numbers)
+        count, answers = len(unasked) - drop, dict[int, Any]()
+        while len(answers) < count:
+            for number in sorted(unasked.intersection(self._idle())):
+                unasked.remove(number)
+                self._ask(number, what, *arguments)
             if (answered := self._first()) is not None:
                 answers[answered[0]] = answered[1]
-        return [answers[number] for number in numbers]
+        return dict(sorted(answers.items()))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns parameters, optimizer, statistics and counts; no episodes."""

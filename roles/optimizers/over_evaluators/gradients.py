@@ -48,25 +48,18 @@ class AllReduce(Learning):
                 self.dropped += self.fleet.size - self._drop - len(late)
 
     def _sampled_and_trained(self) -> dict[str, Any]:
-        self._round += 1
-        settings, algorithm = self._settings, self.graph.algorithm
-        weights = self.fleet.put(self.graph.weights())
-        moments: dict[int, Tensor] = {}
-        while len(moments) < self.fleet.size - self._drop:
-            for number in self._idle():
-                if number not in moments:
-                    self._ask(number, "measure", weights, self.steps)
-            if (answered := self._first()) is not None:
-                moments[answered[0]] = tensor_of(answered[1])
-        numbers = sorted(moments)
-        everyone = torch.stack([moments[number] for number in numbers])
+        settings, algorithm, fleet = self._settings, self.graph.algorithm, self.fleet
+        weights, everybody = fleet.put(self.graph.weights()), range(fleet.size)
+        moments = self._ask_all(everybody, "measure", weights, self.steps, drop=self._drop)
+        numbers = list(moments)
+        everyone = torch.stack([tensor_of(moment) for moment in moments.values()])
         algorithm.learn_batch_moments(everyone[:, : algorithm.num_batch_moments])
-        self._round += 1  # evaluators that have not sampled yet are late
         self._ask_all(numbers, "minibatches", everyone.numpy())
         self._anneal()
         gradients: list[Gradient] = []
         for _ in range(settings.epochs * settings.minibatches):
-            gradients = self._ask_all(numbers, "minibatch", self.fleet.put(self.graph.weights()))
+            weights = fleet.put(self.graph.weights())
+            gradients = list(self._ask_all(numbers, "minibatch", weights).values())
             vector = _mean([gradient.vector for gradient in gradients])
             self._learner.apply(vector, _mean([gradient.stats for gradient in gradients]))
         self._learner.learn_observations(everyone)

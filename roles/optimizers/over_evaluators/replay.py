@@ -6,7 +6,7 @@ are made before the next one is taken, which holds evaluators to the ratio.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -51,12 +51,10 @@ class Replay(Learning):
         return self.fleet.size
 
     def step(self) -> dict[str, Any]:
-        self._round += 1
-        weights = self.fleet.put(self.graph.acting())
-        everyone = range(self.fleet.size)
-        return self._learn_from(self._ask_all(everyone, "sample", weights, self.steps))
+        weights, everybody = self.fleet.put(self.graph.acting()), range(self.fleet.size)
+        return self._learn_from(self._ask_all(everybody, "sample", weights, self.steps).values())
 
-    def _learn_from(self, samples: Sequence[Sample]) -> dict[str, Any]:
+    def _learn_from(self, samples: Collection[Sample]) -> dict[str, Any]:
         """Keeps what lies side by side, and takes the updates that are due."""
         episodes = Seen(0.0, 0.0, 0.0)
         for place, sample in enumerate(samples):
