@@ -36,7 +36,7 @@ def load_class(reference: str, folder: Path | None = None, kind: str = "role") -
         sys.path.insert(0, str(folder))
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end itself where it is imported
         where = "" if folder is None else f" ({folder})"
         raise RoleLoadError(
             f"{kind} {reference!r}: importing {module_name} failed with "

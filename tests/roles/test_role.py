@@ -45,6 +45,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", list(__import__("sys").path))
     (tmp_path / "roles_of_a_user.py").write_text(GOOD)
     (tmp_path / "broken_roles.py").write_text("import nothing_of_this_name")
+    (tmp_path / "script_of_a_user.py").write_text("raise SystemExit(0)")
     return tmp_path
 
 
@@ -140,6 +141,7 @@ def test_a_role_class_is_found_beside_the_config(folder):
         ("roles_of_a_user", "write it as module:Class"),
         ("no_such_module:Trainer", "importing no_such_module failed"),
         ("broken_roles:Trainer", "nothing_of_this_name"),
+        ("script_of_a_user:Trainer", "importing script_of_a_user failed with SystemExit: 0"),
         (
             "roles_of_a_user:Trainr",
             "has no Trainr; its classes: Trainer, NoRun, NotARole, Unsure",
