@@ -10,6 +10,8 @@ RoleError
 +-- RoleLoadError     a role class named in the config cannot be had
 +-- PolicyError       what a role's make_policy returned is no policy
 +-- ContextError      a role asked for something its GMI does not have
++-- EvaluatorLate     no evaluator has answered in time
++-- SampleLost        an evaluator was killed after it had sampled
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from . import round_steps
 from .gradient_step import check_finite
 from .in_flight import InFlight
 from .learner import Learner
-from .optimizer import BaseRounds, NoMore, Round
+from .optimizer import NoMore, Optimizer, Round
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
@@ -45,7 +45,7 @@ def make(role: ActingRole) -> AsyncGradientRounds:
     return AsyncGradientRounds(role)
 
 
-class AsyncGradientRounds(BaseRounds):
+class AsyncGradientRounds(Optimizer):
     """Applies the gradients of agents as they come."""
 
     def __init__(self, role: ActingRole) -> None:

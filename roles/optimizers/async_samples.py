@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -47,7 +47,7 @@ from gmi_drl.roles.telemetry.progress import Progress
 
 from .gradient_step import check_finite
 from .learner import Learner
-from .optimizer import NoMore, Round
+from .optimizer import NoMore, Optimizer, Round
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
@@ -66,8 +66,11 @@ def make(role: ActingRole) -> AsyncSampleRounds:
     return AsyncSampleRounds(role)
 
 
-class AsyncSampleRounds:
-    """One batch of segments a round, its gradients averaged over the trainers."""
+class AsyncSampleRounds(Optimizer):
+    """One batch of segments a round, its gradients averaged over the trainers.
+
+    Its links end with the process, whose successor may open them again.
+    """
 
     trains_once: ClassVar[bool] = True  # on each segment, so that it must not be too old
     has_replay: ClassVar[bool] = False
@@ -132,8 +135,7 @@ class AsyncSampleRounds:
         return self._batcher.refused
 
     def state_dict(self) -> dict[str, Any]:
-        return self.learner.state_dict() | {
-            "episodes": self.progress.state_dict(),
+        return super().state_dict() | {
             "version": self._version,
             "marks": self._marks,
             "ahead": self._ahead,
@@ -141,9 +143,8 @@ class AsyncSampleRounds:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.learner.load_state_dict(state)
+        super().load_state_dict(state)
         self._version = state["version"]
-        self.progress.load_state_dict(state["episodes"])
         self._marks, self._ahead = {}, 0
         # In another session the links are others, and the board is empty.
         if state["session"] == self._mgr.context.session:
@@ -156,9 +157,6 @@ class AsyncSampleRounds:
         draw_on(self._generator, state["generator"])
         if not self._marks:  # else the state is of this launch, whose agents go on
             self._mgr.warn("agents begin new episodes: in mode async environments are not saved")
-
-    def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
-        return True, ""  # agents have none
 
     def connect(self, group: Group, iteration: int) -> None:
         self.learner.connect(group)
@@ -349,7 +347,3 @@ class AsyncSampleRounds:
     def outcome(self) -> dict[str, Any]:
         tally, gmi_id = self._mgr.tally, self._mgr.GMI_id
         return {"experience": {fate: tally[gmi_id, fate] for fate in FATES}}
-
-    def close(self) -> None:
-        """Leaves the links to end with the process, whose successor may open them again."""
-        self.learner.close()

@@ -9,9 +9,8 @@ device; `stats` reads what came of it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,12 +21,11 @@ from gmi_drl.roles.graphs import Pool, static_on
 from gmi_drl.roles.policies.policy_map import PolicyMap
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.minibatch import Minibatch
+from gmi_drl.roles.seeds import DRAWS, seed_of
 from gmi_drl.roles.telemetry.clock import Clock
 from gmi_drl.runtime.process.progress import beat
 
 from .gradient_step import GradientStep, Together, meet_timed
-
-_ORDERS: Final = 5  # the stream of seeds that the orders of shards are drawn by
 
 
 class Learner:
@@ -387,8 +385,8 @@ class Shard:
     @classmethod
     def of(cls, steps: int, num_env: int, seed: int, rank: int) -> Shard:
         """Returns the shard of evaluator `rank`, whose order is the same wherever it is drawn."""
-        shard_seed = int(np.random.SeedSequence((seed, rank, _ORDERS)).generate_state(1)[0])
-        return cls(steps, num_env, torch.Generator().manual_seed(shard_seed))
+        generator = torch.Generator().manual_seed(seed_of(seed, rank, DRAWS))
+        return cls(steps, num_env, generator)
 
     def rows(self, first: int = 0, width: int | None = None) -> Tensor:
         """Draws the order of an epoch, as rows of a batch of `width` environments (its own alone).

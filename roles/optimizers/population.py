@@ -25,7 +25,7 @@ from gmi_drl.roles.telemetry.progress import Progress
 from .evolution_step import EvolutionStep
 from .gradient_step import check_finite
 from .learner import Learner
-from .optimizer import BaseRounds, NoMore, Round
+from .optimizer import NoMore, Optimizer, Round, share_of
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 def make(role: ActingRole) -> PopulationRounds:
     """Make the optimizer of a role, over its own environments."""
-    env = role.make_env()
-    role.mgr.close_later(env.close)
-    role.build(env)
+    env = role.build_with_env()
     if not isinstance(role.algorithm, Evolution):
         raise RoleError(
             f"{type(role.algorithm).__name__} weighs no directions by their returns, which "
@@ -50,7 +48,7 @@ def make(role: ActingRole) -> PopulationRounds:
     return PopulationRounds(role, role.algorithm, episodes)
 
 
-class PopulationRounds(BaseRounds):
+class PopulationRounds(Optimizer):
     """Tries all directions once a round, and steps along them."""
 
     def __init__(self, role: ActingRole, algorithm: Evolution, episodes: PerturbedEpisodes) -> None:
@@ -70,13 +68,12 @@ class PopulationRounds(BaseRounds):
         self._group = group
         self.learner.connect(solo_group())
         self.progress.connect(group)
-        largest = max(len(self._share(rank)) for rank in range(group.size))
+        largest = -(-self._directions // group.size)
         self._shared = group.bucket("episodes", largest * 2 * self._episodes.width, torch.float64)
 
     def _share(self, rank: int) -> range:
         """Returns the numbers of the directions that a rank tries."""
-        count, size = self._directions, self._group.size
-        return range(count * rank // size, count * (rank + 1) // size)
+        return share_of(self._directions, rank, self._group.size)
 
     def step(self, iteration: int, steps: int) -> Round | NoMore:
         learner, clock = self.learner, self._episodes.clock

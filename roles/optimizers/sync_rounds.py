@@ -29,7 +29,7 @@ from gmi_drl.roles.telemetry.progress import Progress
 from . import round_steps
 from .gradient_step import check_finite
 from .learner import Learner
-from .optimizer import BaseRounds, NoMore, Round
+from .optimizer import NoMore, Optimizer, Round
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
@@ -59,9 +59,7 @@ class Sampling:
         if workers:
             role.build_for_spaces()
         else:
-            env = role.make_env()
-            mgr.close_later(env.close)
-            role.build(env)
+            env = role.build_with_env()
         drop_slowest = mgr.config.algorithm.dropped_agents
         if env is not None and drop_slowest and env.device.type != "cpu":
             raise RoleError(
@@ -93,7 +91,7 @@ class Sampling:
         return LocalEvaluator(self.role, self.env, self.batch, learner, self.drop_slowest)
 
 
-class SyncRounds(BaseRounds):
+class SyncRounds(Optimizer):
     """One batch a round, in each of the GMIs that train.
 
     It is trained on for all epochs. With a `replay` it is put there, and draws are trained on.

@@ -31,7 +31,7 @@ from gmi_drl.roles.telemetry.progress import Progress
 
 from .gradient_step import check_finite
 from .learner import Learner
-from .optimizer import BaseRounds, NoMore, Round
+from .optimizer import NoMore, Optimizer, Round, share_of
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
@@ -41,9 +41,7 @@ _CURVE: Final = 13  # the stream of seeds of the games that the curve is made of
 
 def make(role: ActingRole) -> TreeSearchRounds:
     """Make the optimizer of a role, over the game of its environments."""
-    env = role.make_env()
-    role.mgr.close_later(env.close)
-    role.build(env)
+    env = role.build_with_env()
     if not isinstance(role.algorithm, AlphaZero):
         raise RoleError(
             f"{type(role.algorithm).__name__} learns from no positions of games, which optimizer "
@@ -53,7 +51,7 @@ def make(role: ActingRole) -> TreeSearchRounds:
     return TreeSearchRounds(role, role.algorithm, env)
 
 
-class TreeSearchRounds(BaseRounds):
+class TreeSearchRounds(Optimizer):
     """Plays games, trains the candidate on them, and lets it play the best network."""
 
     def __init__(self, role: ActingRole, algorithm: AlphaZero, env: VecEnv) -> None:
@@ -85,19 +83,10 @@ class TreeSearchRounds(BaseRounds):
         self._group = group
         self.learner.connect(group)
         self.progress.connect(group)
-        game, share = self._game, max(len(self._share(r, self._games)) for r in range(group.size))
+        game, most_games = self._game, -(-self._settings.games // group.size)
         width = game.state_size + game.actions + 1
-        self._shared = group.bucket("positions", share * game.longest * width, torch.float32)
+        self._shared = group.bucket("positions", most_games * game.longest * width, torch.float32)
         self._matches = group.bucket("match", 3, torch.float64)
-
-    @property
-    def _games(self) -> int:
-        return self._settings.games
-
-    def _share(self, rank: int, count: int) -> range:
-        """Returns the numbers of the games, of `count`, that a rank plays."""
-        size = self._group.size
-        return range(count * rank // size, count * (rank + 1) // size)
 
     def step(self, iteration: int, steps: int) -> Round | NoMore:
         learner, clock, settings = self.learner, self._clock, self._settings
@@ -107,7 +96,7 @@ class TreeSearchRounds(BaseRounds):
         leaves = self._evaluator.leaves
         clock.begin("infer")
         with phase("infer"):
-            games = self._share(self._group.rank, self._games)
+            games = share_of(settings.games, self._group.rank, self._group.size)
             positions = self._evaluator.play(self._best.evaluate, iteration, games)
         clock.begin("reduce")
         with phase("reduce"):
@@ -170,7 +159,7 @@ class TreeSearchRounds(BaseRounds):
 
     def _play_match(self, iteration: int) -> None:
         """Plays a match, and makes the candidate the best network if it wins enough."""
-        pairs = self._share(self._group.rank, self._settings.gate_games // 2)
+        pairs = share_of(self._settings.gate_games // 2, self._group.rank, self._group.size)
         candidate: GameNetwork = self.learner.algorithm.policy.network
         outcomes = self._evaluator.match(candidate.evaluate, self._best.evaluate, iteration, pairs)
         self._matches.buffer.copy_(torch.tensor(outcomes, dtype=torch.float64))

@@ -108,6 +108,13 @@ class ActingRole(DRL_role):
         self.come_and_go = hasattr(env, "present")
         self.rows_of_env = max((len(group.agents) for group in groups), default=1)
 
+    def build_with_env(self) -> VecEnv:
+        """Builds as `build` does, and returns this GMI's environments, which are closed later."""
+        env = self.make_env()
+        self.mgr.close_later(env.close)
+        self.build(env)
+        return env
+
     def _make_algorithm(self, env: Any, shared: torch.Generator) -> Algorithm:
         """Makes an algorithm with a policy of its own, for what has the spaces of environments."""
         settings, device = self.mgr.config.algorithm, self.mgr.context.device

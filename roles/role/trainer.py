@@ -50,9 +50,7 @@ class Agent(ActingRole):
     def GMI_run(self, **params: Any) -> dict[str, Any]:
         """Collects, in turn with the trainer or all the time, until training is done."""
         self.check_no_params(params)
-        env = self.make_env()
-        self.mgr.close_later(env.close)
-        self.build(env)
+        env = self.build_with_env()
         sampler = self.make_sampler(env)
         self.mgr.await_set_up()
         with self.use_threads():

@@ -52,18 +52,10 @@ class BatchCodec:
     def __init__(self, batch: Batch, num_env: int, sent: Sequence[str], stats: int) -> None:
         # The widest numbers come first, so that all are aligned.
         self._fields: dict[str, tuple[str, tuple[int, ...]]] = {"stats": ("float64", (stats,))}
-        self._columns, self._bootstrap = list(sent), list(batch.bootstrap)
-        for name in self._columns:
-            column = batch[name]
-            self._fields[name] = (dtype_name(column), (len(column), num_env, *column.shape[2:]))
-        for name in self._bootstrap:
-            last = batch.bootstrap[name]
-            self._fields[f"last {name}"] = (dtype_name(last), (num_env, *last.shape[1:]))
-        if batch.sequences is not None:
-            self._fields["first state"] = ("float32", (num_env, batch.sequences.state.shape[1]))
-        if batch.frames is not None:
-            older = batch.frames.older
-            self._fields["older frames"] = ("uint8", (len(older), num_env, older.shape[2]))
+        self._columns = list(sent)
+        for name, (tensor, dim) in self._tensors(batch).items():
+            shape = (*tensor.shape[:dim], num_env, *tensor.shape[dim + 1 :])
+            self._fields[name] = (dtype_name(tensor), shape)
         order = sorted(self._fields, key=lambda name: -_TYPES[self._fields[name][0]].itemsize)
         self._fields = {name: self._fields[name] for name in order}
         self._places: dict[str, slice] = {}
@@ -82,14 +74,8 @@ class BatchCodec:
         """
         parts, pinned = self._parts(memory), is_pinned(memory)
         parts["stats"].copy_(torch.tensor(stats, dtype=torch.float64))
-        for name in self._columns:
-            parts[name].copy_(batch[name], non_blocking=pinned)
-        for name in self._bootstrap:
-            parts[f"last {name}"].copy_(batch.bootstrap[name], non_blocking=pinned)
-        if batch.sequences is not None:
-            parts["first state"].copy_(batch.sequences.state, non_blocking=pinned)
-        if batch.frames is not None:
-            parts["older frames"].copy_(batch.frames.older, non_blocking=pinned)
+        for name, (tensor, _) in self._tensors(batch).items():
+            parts[name].copy_(tensor, non_blocking=pinned)
 
     def unpack(self, memory: Tensor, batch: Batch, first: int) -> list[float]:
         """Copies what `pack` wrote into the environments from `first` on, and returns its stats.
@@ -97,17 +83,21 @@ class BatchCodec:
         Copies from pinned memory may not have ended when it returns: see Receiver.pin.
         """
         parts, pinned = self._parts(memory), is_pinned(memory)
-        environments = slice(first, first + self.num_env)
-        for name in self._columns:
-            batch[name][:, environments].copy_(parts[name], non_blocking=pinned)
-        for name in self._bootstrap:
-            batch.bootstrap[name][environments].copy_(parts[f"last {name}"], non_blocking=pinned)
-        if batch.sequences is not None:
-            batch.sequences.state[environments].copy_(parts["first state"], non_blocking=pinned)
-        if batch.frames is not None:
-            batch.frames.older[:, environments].copy_(parts["older frames"], non_blocking=pinned)
+        for name, (tensor, dim) in self._tensors(batch).items():
+            part = tensor.narrow(dim, first, self.num_env)
+            part.copy_(parts[name], non_blocking=pinned)
         stats: list[float] = parts["stats"].tolist()
         return stats
+
+    def _tensors(self, batch: Batch) -> dict[str, tuple[Tensor, int]]:
+        """Returns what travels of a batch, and along which dimension of that environments lie."""
+        tensors = {name: (batch[name], 1) for name in self._columns}
+        tensors |= {f"last {name}": (last, 0) for name, last in batch.bootstrap.items()}
+        if batch.sequences is not None:
+            tensors["first state"] = (batch.sequences.state, 0)
+        if batch.frames is not None:
+            tensors["older frames"] = (batch.frames.older, 1)
+        return tensors
 
     def _parts(self, memory: Tensor) -> dict[str, Tensor]:
         return {

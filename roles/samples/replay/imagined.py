@@ -118,20 +118,15 @@ class ModelReplay(ReplayBuffer):
         settings, generator, fit = self._settings, self._generator, self._model
         start, _ = self._draw_real(settings.rollouts)
         states, parts = start["raw_observation"], []
+        draw: dict[str, Any] = {"generator": generator, "device": generator.device}
         for _ in range(settings.rollout_length):
-            count, device = len(states), generator.device
-
-            def normal(width: int, rows: int = count) -> Tensor:
-                return torch.randn(rows, width, generator=generator, device=generator.device)
-
+            count = len(states)
             inputs = states if self._normalizer is None else self._normalizer.normalize(states)
-            action = self._policy.explore(
-                self._policy.network.actor(inputs), normal(self._policy.noise_columns)
-            )
-            index = torch.randint(len(fit.elites), (count,), generator=generator, device=device)
-            next_states, reward = fit.model.sample(
-                states, action, fit.elites[index], normal(fit.model.targets)
-            )
+            noise = torch.randn(count, self._policy.noise_columns, **draw)
+            action = self._policy.explore(self._policy.network.actor(inputs), noise)
+            elites = fit.elites[torch.randint(len(fit.elites), (count,), **draw)]
+            noise = torch.randn(count, fit.model.targets, **draw)
+            next_states, reward = fit.model.sample(states, action, elites, noise)
             is_over = self._termination(states, action, next_states)
             parts.append(
                 {
