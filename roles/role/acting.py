@@ -109,9 +109,18 @@ class ActingRole(DRL_role):
         self.rows_of_env = max((len(group.agents) for group in groups), default=1)
 
     def build_with_env(self) -> VecEnv:
-        """Builds as `build` does, and returns this GMI's environments, which are closed later."""
-        env = self.make_env()
+        """Builds as `build` does, and returns this GMI's environments, which are closed later.
+
+        RoleError unless there are as many as the layout says, by which steps are counted.
+        """
+        env, count = self.make_env(), self.mgr.context.spec.num_env
         self.mgr.close_later(env.close)
+        rows_are_agents = bool(getattr(env, "groups", ()))
+        if env.num_env % count if rows_are_agents else env.num_env != count:
+            raise RoleError(
+                f"{type(self).__name__}.make_env gave {env.num_env} environments to GMI "
+                f"{self.GMI_id}, which has {count} in the layout. Give as many, or set env.num_env."
+            )
         self.build(env)
         return env
 

@@ -147,7 +147,9 @@ class Saver:
     def _newest(self, complete: bool) -> Path | None:
         try:
             newest = checkpoint.newest(
-                self._folder, lambda manifest: not (complete and manifest.get("policy_only"))
+                self._folder,
+                lambda manifest: not (complete and manifest.get("policy_only")),
+                ["shared"],  # others wait meanwhile, and a replay would take long
             )
         except OSError:  # out of file descriptors, perhaps
             return None

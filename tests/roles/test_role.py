@@ -11,7 +11,9 @@ import torch
 import gmi_drl
 from gmi_drl.placement import Layout, Topology, load_config, tcg_ex
 from gmi_drl.roles import ContextError, GMI_manager, RoleLoadError, load_role
+from gmi_drl.roles.algorithms import with_settings
 from gmi_drl.roles.envs import EnvSpecError
+from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.role import manager
 
 GOOD = """
@@ -38,6 +40,11 @@ class Comma(Trainer):
 class Echo(gmi_drl.DRL_role):
     def GMI_run(self, **params):
         return self.GMI_collective(torch.tensor([1.0, 2.0]))
+
+
+class Few(gmi_drl.Holistic):
+    def make_env(self, num_env=None, seed=0):
+        return super().make_env(3, seed)
 
 
 @pytest.fixture
@@ -113,6 +120,19 @@ def test_no_environments_are_refused_and_not_taken_for_all_of_them():
     spec.num_env = 0
     with pytest.raises(ContextError, match="GMI 0 has no environments, as its role is simulator"):
         mgr.make_env()
+
+
+def test_a_role_that_makes_other_environments_than_the_layout_has_is_told():
+    config = load_config({"version": 1, "env": {"id": "CartPole-v1", "num_env": 8}})
+    layout = tcg_ex(Topology.from_cores([0]), 1, 8)
+    context = manager.GmiContext(0, layout, with_settings(config))
+    GMI_manager.bind(context)
+    try:
+        with pytest.raises(RoleError, match=r"Few\.make_env gave 3 .* GMI 0, which has 8"):
+            Few(0, "simulator+agent+trainer", 0).GMI_run()
+    finally:
+        GMI_manager.bind(None)
+        context.closing.all()
 
 
 def test_environments_that_are_compiled_are_first_made_by_one_gmi(tmp_path, monkeypatch):
