@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from html.parser import HTMLParser
 
@@ -22,6 +23,11 @@ def test_the_interquartile_mean_leaves_a_quarter_out_at_each_end():
     assert estimate([0, 1, 2, 3, 100]).iqm == 2
     assert estimate([1, 5]).iqm == 3
     assert estimate([]) is None
+
+
+@pytest.mark.parametrize("values", [[math.inf, 1.0], [-math.inf] * 5, [math.nan, 1.0], [1e308] * 3])
+def test_a_return_that_is_not_finite_makes_its_mean_so_without_a_word(values):
+    assert not math.isfinite(estimate(values).mean)
 
 
 def test_a_single_run_has_no_interval_and_no_deviation():
@@ -62,6 +68,24 @@ def test_which_cores_a_seed_had_makes_no_group_but_how_many_does(tmp_path):
         make_run(tmp_path, seed, config={"hardware": {"cores": cores}})
     labels = dict(grouped(tmp_path))
     assert labels == {"ant (cores=1 core)": [0, 1], "ant (cores=2 cores)": [2]}
+
+
+def test_many_cores_are_counted_as_they_are(tmp_path):
+    for seed, count in enumerate([100, 128]):
+        make_run(tmp_path, seed, config={"hardware": {"cores": list(range(count))}})
+    labels = dict(grouped(tmp_path))
+    assert labels == {"ant (cores=100 cores)": [0], "ant (cores=128 cores)": [1]}
+
+
+def test_long_values_that_differ_at_their_end_alone_make_groups(tmp_path):
+    for seed, end in enumerate("GHG"):
+        rows = ["F" * 32] * 31 + ["F" * 31 + end]
+        make_run(tmp_path, seed, config={"env": {"id": "FrozenLake-v1", "options": {"desc": rows}}})
+    assert sorted(seeds for _, seeds in grouped(tmp_path)) == [[0, 2], [1]]
+    ((key, *values),) = Comparison.of([tmp_path]).differences
+    assert key == "env.options.desc"
+    assert len({*values}) == 2
+    assert max(map(len, values)) < 250
 
 
 def test_a_layout_file_is_compared_by_what_is_in_it(tmp_path):

@@ -5,8 +5,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -291,7 +293,26 @@ def test_checkpoints_of_one_run_are_not_taken_for_seeds(train, capsys):
         assert re.search(rf"\(checkpoint={one.checkpoint.name}\) +1 ", groups), groups
 
 
-def test_what_cannot_be_loaded_is_told(train, tmp_path):
+def test_many_episodes_take_no_more_memory_than_their_returns(train):
+    one = gmi_drl.evaluate(train("ppo"), episodes=1)
+    many = replace(one, returns=tuple(map(float, range(10_000))))
+    tracemalloc.start()
+    try:
+        assert many.iqm == 4999.5
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_names_of_folders_are_no_markup(train, capsys):
+    one = gmi_drl.evaluate(train("ppo"), episodes=1)
+    print_evaluations(Console(width=200), [replace(one, run=Path("[red]/[old] \x1b[7m"))])
+    said = capsys.readouterr().out
+    assert "[red]" in said
+    assert r"[old] \x1b[7m" in said
+
+
+def test_what_cannot_be_loaded_is_told(train, tmp_path, monkeypatch):
     folder = train("ppo")
     with pytest.raises(RunFolderError, match="no run is there"):
         gmi_drl.load_policy(tmp_path)
@@ -303,6 +324,10 @@ def test_what_cannot_be_loaded_is_told(train, tmp_path):
         gmi_drl.evaluate(folder, episodes=0)
     with pytest.raises(PolicyNotLoaded, match="device='foo': no device of torch's"):
         gmi_drl.load_policy(folder, device="foo")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(PolicyNotLoaded, match="device='cuda:2': no such device can be used here"):
+        gmi_drl.load_policy(folder, device="cuda:2")
     assert gmi_drl.load_policy(folder).act(np.zeros((0, 4))).shape == (0,)
     bare = shutil.copytree(folder, tmp_path / "bare")
     shutil.rmtree(bare / "checkpoints")

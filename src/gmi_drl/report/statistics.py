@@ -39,16 +39,22 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     if not values:
         return None
     array = np.asarray(values, dtype=np.float64)[:, None]
-    middle, low, high = interquartile_bands(array)
     several = len(values) > 1
-    return Estimate(
-        count=len(values),
-        mean=float(array.mean()),
-        std=float(array.std(ddof=1)) if several else None,
-        iqm=float(middle[0]),
-        low=float(low[0]) if several else None,
-        high=float(high[0]) if several else None,
-    )
+    with np.errstate(invalid="ignore", over="ignore"):  # a return may be infinite
+        middle, low, high = interquartile_bands(array)
+        return Estimate(
+            count=len(values),
+            mean=float(array.mean()),
+            std=float(array.std(ddof=1)) if several else None,
+            iqm=float(middle[0]),
+            low=float(low[0]) if several else None,
+            high=float(high[0]) if several else None,
+        )
+
+
+def interquartile_mean(values: Sequence[float]) -> float:
+    """Returns the mean of the middle half of one value or more."""
+    return float(_interquartile_mean(np.asarray(values, dtype=np.float64)[None, :, None])[0, 0])
 
 
 def interquartile_bands(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gmi_drl import __version__
 from gmi_drl.launcher.folder.run_folder import EVALUATION
 from gmi_drl.placement.faults import counted
-from gmi_drl.report.statistics import Estimate, estimate
+from gmi_drl.report.statistics import estimate, interquartile_mean
 from gmi_drl.roles.evaluators.evaluate import EpisodeCount, longest_episode, play
 from gmi_drl.roles.loading import importable
 
@@ -58,14 +58,10 @@ class Evaluation:
     @property
     def iqm(self) -> float:
         """Returns the interquartile mean: that of the middle half of the episodes."""
-        return _estimate(self.returns).iqm
-
-    def text(self) -> str:
-        """Returns what report/eval.json holds."""
-        return json.dumps(self.as_json(), indent=1) + "\n"
+        return interquartile_mean(self.returns)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the same, as JSON's types."""
+        """Returns what report/eval.json holds, as JSON's types."""
         return {
             "run": str(self.run),
             "checkpoint": self.checkpoint.name,
@@ -89,12 +85,6 @@ class Evaluation:
                 "numpy": np.__version__,
             },
         }
-
-
-def _estimate(values: Sequence[float]) -> Estimate:
-    estimated = estimate(values)
-    assert estimated is not None  # there is one value or more
-    return estimated
 
 
 def evaluate(
@@ -195,7 +185,7 @@ def _keep(policy: TrainedPolicy, evaluation: Evaluation) -> None:
     file = folder.path / EVALUATION
     try:
         os.makedirs(folder.path / "report", exist_ok=True)
-        folder.write_atomic(EVALUATION, evaluation.text())
+        folder.write_atomic(EVALUATION, json.dumps(evaluation.as_json(), indent=1) + "\n")
     except OSError as error:
         warnings.warn(f"{file} was not written ({error.strerror}).", stacklevel=3)
 
@@ -203,8 +193,9 @@ def _keep(policy: TrainedPolicy, evaluation: Evaluation) -> None:
 def print_evaluations(console: Console, evaluations: Sequence[Evaluation]) -> None:
     """Prints a row for each run, and where there are several one for each config over its seeds."""
     from rich.table import Table
+    from rich.text import Text
 
-    from gmi_drl.launcher.view.tables import print_table
+    from gmi_drl.launcher.view.tables import print_table, printable
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("run", no_wrap=True)
@@ -212,7 +203,7 @@ def print_evaluations(console: Console, evaluations: Sequence[Evaluation]) -> No
         table.add_column(name, justify="right", no_wrap=True)
     for e in evaluations:
         table.add_row(
-            f"{e.run.parent.name}\n{e.run.name}",
+            Text(f"{printable(e.run.parent.name)}\n{printable(e.run.name)}"),
             f"{e.steps:,}",
             str(len(e.returns)),
             f"{e.mean:,.1f} ± {e.std:,.1f}",
@@ -238,5 +229,6 @@ def _rows_over_seeds(evaluations: Sequence[Evaluation]) -> Iterator[list[str]]:
             settings["checkpoint"] = e.checkpoint.name
         runs.append((e.run.parent.name, settings))
     for label, places in group_by_config(runs):
-        summary = _estimate([evaluations[place].mean for place in places])
+        summary = estimate([evaluations[place].mean for place in places])
+        assert summary is not None  # there is one value or more
         yield [label, str(summary.count), f"{summary.mean:,.1f}", interval_text(summary)]

@@ -425,8 +425,8 @@ def load_all(
     origin = Origin(folder, saved.folder, config, folder.layout(), steps)
     device = _usable_device(device)
     with importable(origin.import_path):
-        gmi_id = _learners(origin.layout)[0]
-        role = _role_of(origin, gmi_id, device)
+        first = origin.layout.holding("trainer")[0]  # those that train are those that evaluate
+        role = _role_of(origin, first.gmi_id, device)
         with closing(role.make_env(1, seed=4)) as env:
             role.build(env)
             structure, action_space = structured_space(env), env.action_space
@@ -440,7 +440,9 @@ def _usable_device(device: str | torch.device) -> torch.device:
     rule = "no device of torch's"
     with suppress(RuntimeError):
         chosen = torch.device(device)
-        if chosen.type == "cpu" or (chosen.type == "cuda" and torch.cuda.is_available()):
+        if chosen.type == "cpu" or (
+            chosen.type == "cuda" and (chosen.index or 0) < torch.cuda.device_count()
+        ):
             return chosen
         rule = "no such device can be used here"
     raise PolicyNotLoaded(f"device={str(device)!r}: {rule}. Use cpu, or cuda where there is a GPU.")
@@ -465,11 +467,6 @@ def _role_of(origin: Origin, gmi_id: int, device: torch.device) -> ActingRole:
         return role(gmi_id, "+".join(spec.roles), spec.gpu_id)
     finally:
         GMI_manager.bind(None)
-
-
-def _learners(layout: Layout) -> list[int]:
-    """Returns the ids of the GMIs that train, which are those that evaluate."""
-    return [gmi.gmi_id for gmi in layout.holding("trainer")]
 
 
 def _no_checkpoint(folder: RunFolder, iteration: int) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl.launcher.view.tables import cut, number_text, print_table, printable
-from gmi_drl.placement import counted
 from gmi_drl.report.statistics import Estimate, estimate
 
 from .runs import ComparedRun, find_runs
@@ -16,10 +15,8 @@ from .runs import ComparedRun, find_runs
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Where a run lies and by what random numbers it went. Which cores it had is counted, not named:
-# seeds side by side have different ones.
+# Where a run lies, and by what random numbers it went.
 _RUN_KEYS: Final = ("run.seed", "run.folder")
-_CORES: Final = "hardware.cores"
 _MOST_LABEL: Final = 80
 _KEYS_IN_LABEL: Final = 3
 _MOST_DIFFERENCES: Final = 20  # that a terminal is shown
@@ -94,10 +91,7 @@ def group_by_config(
 def _common(settings: dict[str, str] | None) -> dict[str, str] | None:
     if settings is None:
         return None
-    common = {key: value for key, value in settings.items() if key not in _RUN_KEYS}
-    if common.get(_CORES, "null") != "null":
-        common[_CORES] = counted(common[_CORES].count(",") + 1, "core")
-    return common
+    return {key: value for key, value in settings.items() if key not in _RUN_KEYS}
 
 
 def _labels(members: Sequence[tuple[str, dict[str, str] | None]]) -> list[str]:
@@ -199,7 +193,7 @@ def _spread(e: Estimate | None, form: str) -> str:
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
     """Prints the tables: groups, runs, and what sets configs apart."""
-    print_table(console, "Runs", RUN_COLUMNS, run_rows(comparison), _DROP_OF_RUN, numbers=False)
+    print_table(console, "Runs", RUN_COLUMNS, run_rows(comparison), _DROP_OF_RUN)
     print_table(console, "Over seeds", GROUP_COLUMNS, group_rows(comparison), _DROP)
     if comparison.differences:
         columns = ["key", *(group.label for group in comparison.groups)]

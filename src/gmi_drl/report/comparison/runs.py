@@ -203,6 +203,10 @@ def read_settings(folder: Path) -> tuple[dict[str, str] | None, str]:
         settings = _flat("", data)
         if (layout := _layout_digest(folder, data)) is not None:
             settings["layout.file"] = layout
+        hardware = data.get("hardware")
+        if isinstance(hardware, dict) and isinstance(cores := hardware.get("cores"), list):
+            # Not which: seeds side by side have different ones.
+            settings["hardware.cores"] = counted(len(cores), "core")
     except (OSError, ValueError, RecursionError):
         return None, "its config.yaml cannot be read, and it stands for itself"
     return settings, trouble
@@ -213,8 +217,11 @@ def _layout_digest(folder: Path, data: dict[str, Any]) -> str | None:
     layout = data.get("layout")
     if not isinstance(layout, dict) or not layout.get("file"):
         return None
-    text = (folder / "layout.yaml").read_bytes()
-    return f"layout.yaml ({hashlib.sha256(text).hexdigest()[:8]})"
+    return f"layout.yaml ({_digest((folder / 'layout.yaml').read_bytes())})"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:8]
 
 
 def _flat(key: str, value: Any) -> dict[str, str]:
@@ -241,5 +248,8 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _shown(value: Any) -> str:
+    """Returns a value as text; a long one as its beginning, and by its digest as no other."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= _MOST_VALUE else f"{text[:_MOST_VALUE]} ..."
+    if len(text) <= _MOST_VALUE:
+        return text
+    return f"{text[:_MOST_VALUE]} ... ({_digest(text.encode())})"
