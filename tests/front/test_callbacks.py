@@ -250,6 +250,19 @@ def test_a_config_names_classes_beside_it_with_their_options(config, warm, mine)
     assert mine.read_text().split() == ["10", "20", "30", "40"]
 
 
+def test_a_run_goes_on_with_modules_that_have_been_moved(config, warm, mine, tmp_path):
+    folder = launch(
+        config, overrides=[naming(f"{{own_callbacks:Mine: {{file: {mine}, times: 10}}}}")]
+    ).folder
+    (moved := tmp_path / "moved").mkdir()
+    (config.parent / "own_callbacks.py").rename(moved / "own_callbacks.py")
+    more = ["run.total_steps=1280"]
+    with pytest.raises(ConfigError, match="own_callbacks"):
+        launch(None, overrides=more, resume=folder)
+    launch(None, overrides=more, resume=folder, import_path=moved)
+    assert mine.read_text().split() == ["10", "20", "30", "40", "50"]
+
+
 @pytest.mark.parametrize(
     ("entry", "said"),
     [

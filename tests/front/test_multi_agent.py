@@ -1,6 +1,5 @@
 """Several agents end to end: what is refused, kills, a resume, and policies that act afterwards."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -196,7 +195,7 @@ def test_check_names_what_does_not_fit(tmp_path, sections, words):
     path = config(tmp_path, **sections)
     try:
         read = load_config(path)
-        its = user_code.try_here(json.dumps(read.model_dump(mode="json")), str(tmp_path))["faults"]
+        its = user_code.try_here(read.model_dump(mode="json"), str(tmp_path))["faults"]
         said = "\n".join(map(str, faults_of(read, user_code.UserCodeReport(its))))
         assert user_code.names_user_code(read) or read.env.id == "CartPole-v1"
     except ConfigError as error:
@@ -207,7 +206,7 @@ def test_check_names_what_does_not_fit(tmp_path, sections, words):
 def test_a_league_is_checked_where_tuning_is_to_find_its_environments(tmp_path):
     env = {"id": "bodies_agents:Matching", "adapter": "pettingzoo", "num_env": "auto"}
     read = load_config(config(tmp_path, env=env, multi_agent={"self_play": {}}))
-    its = user_code.try_here(json.dumps(read.model_dump(mode="json")), str(tmp_path))
+    its = user_code.try_here(read.model_dump(mode="json"), str(tmp_path))
     assert its["faults"] == []
 
 

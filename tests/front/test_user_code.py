@@ -1,6 +1,5 @@
 """`check` and `launch` on environments that cannot be trained on: the child, and what is told."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -49,6 +48,13 @@ def test_sizes_are_those_of_the_environment():
     assert (tried.faults, tried.notes) == ([], [])
     sizes = tried.sizes
     assert (sizes.observation, sizes.action, sizes.parameters) == (4, 1, 2)
+
+
+def test_a_config_may_be_longer_than_a_command_line():
+    rows = ["S" + "F" * 399, *["F" * 400] * 398, "F" * 399 + "G"]
+    env = {"id": "FrozenLake-v1", "num_env": 2, "options": {"desc": rows}}
+    tried = try_user_code(load_config({"version": 1, "env": env}), OWN.parent)
+    assert (tried.faults, tried.sizes.observation) == ([], 160_000)
 
 
 def test_an_environment_that_ends_its_process_is_told_how():
@@ -105,13 +111,13 @@ def test_environments_of_a_role_of_ones_own_are_not_looked_at(tmp_path):
     text = "import gmi_drl\nclass Own(gmi_drl.Holistic):\n    def make_env(self, *given): ...\n"
     (tmp_path / "own_role.py").write_text(text)
     config = config_of("ShowsDict", roles={"trainer": "own_role:Own"})
-    found = user_code.try_here(config.model_dump_json(), str(tmp_path))
+    found = user_code.try_here(config.model_dump(mode="json"), str(tmp_path))
     assert found == {"notes": ["environments are made by Own, and were not looked at"]}
 
 
 def test_an_algorithm_that_cannot_act_in_the_action_space_is_a_fault():
     given = {"version": 1, "env": {"id": "Pendulum-v1"}, "algorithm": {"name": "dqn"}}
-    (fault,) = user_code.try_here(load_config(given).model_dump_json(), "")["faults"]
+    (fault,) = user_code.try_here(load_config(given).model_dump(mode="json"), "")["faults"]
     assert fault.startswith("env.id: action space Box(")
     assert "dqn takes Discrete" in fault
 
@@ -336,7 +342,6 @@ def test_a_class_that_cannot_be_the_algorithm_is_told(tmp_path, monkeypatch, nam
     (tmp_path / "algorithms_of_a_user.py").write_text(ALGORITHMS)
     own = {"class": f"algorithms_of_a_user:{name}"}
     config = config_of("Fine", algorithm=own, mode="async")
-    text = json.dumps(config.model_dump(mode="json"))
-    assert user_code.algorithm_problems(text, str(tmp_path)) == said
+    assert user_code.algorithm_problems(config.model_dump(mode="json"), str(tmp_path)) == said
     if not said:
         assert with_settings(config).algorithm.resolved_optimizer == "async_samples"

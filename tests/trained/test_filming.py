@@ -1,6 +1,5 @@
 """Films are made where there is no display."""
 
-import json
 import re
 import shutil
 import signal
@@ -166,8 +165,8 @@ def test_every_way_of_drawing_is_tried_and_packages_are_named(train, monkeypatch
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     tried = []
 
-    def refuse(module, function, words, deadline, variables, *_):
-        tried.append((variables["MUJOCO_GL"], json.loads(words[0])["episodes"]))
+    def refuse(module, function, arguments, deadline, variables, *_):
+        tried.append((variables["MUJOCO_GL"], arguments[0]["episodes"]))
         return {"not_drawn": "no OpenGL"}
 
     monkeypatch.setattr(filming, "ask", refuse)
@@ -183,8 +182,8 @@ def test_every_way_of_drawing_is_tried_and_packages_are_named(train, monkeypatch
 def test_two_films_of_one_file_at_once_are_both_whole(train, tmp_path, monkeypatch):
     file, parts = tmp_path / "film.mp4", []
 
-    def film(module, function, words, deadline, variables, *_):
-        part = Path(json.loads(words[0])["file"])
+    def film(module, function, arguments, deadline, variables, *_):
+        part = Path(arguments[0]["file"])
         parts.append(part)
         part.write_text(f"film {len(parts)}")
         if len(parts) == 1:  # the second one begins and ends while the first is made

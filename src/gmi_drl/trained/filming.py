@@ -6,7 +6,6 @@ EGL, else by OSMesa, which draws on the CPU.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import subprocess
@@ -33,6 +32,7 @@ FILE: Final = "report/video.mp4"
 _DRAWERS: Final = ("egl", "osmesa")  # of MuJoCo, in the order they are tried in
 _GIF_EVERY: Final = 3  # pictures of which one is in a gif, which is large
 _TELL_EVERY: Final = 20  # pictures
+_DEADLINE: Final = timedelta(minutes=30)
 _LEAST_PIXELS: Final = 240  # of a picture's shorter side: smaller ones are enlarged
 
 
@@ -45,14 +45,13 @@ def record_video(
     max_frames: int = 3000,
     file: Path | None = None,
     overrides: Iterable[str] = (),
-    deadline: timedelta = timedelta(minutes=30),
     progress: Callable[[str], None] | None = None,
 ) -> Path:
     """Films `episodes` of a run's policy: as mp4, report/video.mp4 in its folder, or as gif.
 
     The environment is Gymnasium's of that id, whatever adapter the run was trained with. A film
-    ends after `max_frames`. PolicyNotLoaded says what is missing; blocks until `deadline` for
-    each way of drawing. `progress` is called now and then with how far it is, as a line of text.
+    ends after `max_frames`. PolicyNotLoaded says what is missing; blocks for half an hour at most
+    for each way of drawing. `progress` is called now and then with how far it is, as a line.
     """
     folder = RunFolder.existing(Path(run))
     target = (folder.path / FILE if file is None else file).absolute()
@@ -71,7 +70,7 @@ def record_video(
     }
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _film(json.dumps(request), folder.path, deadline, progress)
+        _film(request, folder.path, progress)
         partial.replace(target)
     except OSError as error:
         raise PolicyNotLoaded(
@@ -83,16 +82,14 @@ def record_video(
     return target
 
 
-def _film(
-    request: str, run: Path, deadline: timedelta, progress: Callable[[str], None] | None
-) -> None:
+def _film(request: dict[str, Any], run: Path, progress: Callable[[str], None] | None) -> None:
     """Has the film of a `request` made, by the first way of drawing that works."""
     forced = os.environ.get("MUJOCO_GL")
     failures: list[str] = []
     for drawer in [forced] if forced else _DRAWERS:
         variables = {"MUJOCO_GL": drawer, "PYOPENGL_PLATFORM": drawer, "SDL_VIDEODRIVER": "dummy"}
         try:
-            answer = ask(__name__, "film_here", [request], deadline, variables, progress)
+            answer = ask(__name__, "film_here", [request], _DEADLINE, variables, progress)
         except ChildFailed as failed:
             failures.append(f"{drawer}: {failed}")
             continue
@@ -111,8 +108,8 @@ def _film(
     )
 
 
-def film_here(text: str) -> dict[str, Any]:
-    """Makes the film that `text` asks for, in this process; returns why there is none, if so.
+def film_here(request: dict[str, Any]) -> dict[str, Any]:
+    """Makes the film that is asked for, in this process; returns why there is none, if so.
 
     `not_drawn`: another way of drawing may do; `fault`: none will, and `is_input` says whether it
     is one of what was asked for, as by default, or of code that was run.
@@ -122,7 +119,6 @@ def film_here(text: str) -> dict[str, Any]:
     from gmi_drl.errors import GmiDrlError
     from gmi_drl.roles.envs import EnvError, EnvRaised, EnvSpecError
 
-    request = json.loads(text)
     file = Path(request["file"])
     try:
         import imageio.v2 as imageio
@@ -182,14 +178,15 @@ def _drawable(policy: TrainedPolicy) -> GymnasiumVecEnv:
             f"env.adapter={env.adapter}: films are of environments of one agent. Make the "
             "environment with render_mode in Python, and act by gmi_drl.load_policy."
         )
-    if find_spec(env.id) is None:
+    if (spec := find_spec(env.id)) is None:
         raise EnvSpecError(
             f"env.id={env.id!r}: films are of Gymnasium's environments, which it is none of. "
             "Draw it yourself and act by gmi_drl.load_policy, or name one of Gymnasium's with "
             "the same observations and actions: --set env.id=..."
         )
     extra: dict[str, Any] = {"render_mode": "rgb_array"}
-    if _is_of_mujoco(env.id) and not {"camera_id", "camera_name"} & env.options.keys():
+    is_of_mujoco = str(spec.entry_point).startswith("gymnasium.envs.mujoco")
+    if is_of_mujoco and not {"camera_id", "camera_name"} & env.options.keys():
         extra["camera_name"] = "track"  # one that follows the robot, where the model has it
     options = {**env.options, **extra}
     options.pop("vectorization", None)
@@ -223,13 +220,6 @@ def _small(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Returns a picture whose shorter side has 240 to 479 pixels."""
     stride = max(min(picture.shape[:2]) // _LEAST_PIXELS, 1)
     return picture[::stride, ::stride]
-
-
-def _is_of_mujoco(env_id: str) -> bool:
-    from gmi_drl.roles.envs.adapters import find_spec
-
-    spec = find_spec(env_id)
-    return spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco")
 
 
 def _pictures(

@@ -26,7 +26,7 @@ ACTIONS = [(f"Takes{kind}", *its) for kind, its in bodies_spaces.ACTIONS.items()
 def checked(name):
     """What `gmi-drl check` finds wrong with an environment, without its child process."""
     config = load_config({"version": 1, "env": {"id": f"bodies_spaces:{name}-v0"}})
-    return user_code.try_here(config.model_dump_json(), "")["faults"]
+    return user_code.try_here(config.model_dump(mode="json"), "")["faults"]
 
 
 def collected(name):

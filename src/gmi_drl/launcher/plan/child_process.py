@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -46,24 +46,30 @@ class ChildFailed(Exception):
 def ask(
     module: str,
     function: str,
-    words: list[str],
+    arguments: Sequence[Any],
     deadline: timedelta,
     variables: Mapping[str, str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Any:
-    """Returns what a module's function gives, which is plain data; ChildFailed says why nothing.
+    """Returns what a module's function gives; ChildFailed says why nothing.
 
-    `variables` are set in its environment; `progress` is called now and then with the line that it
-    printed last to stderr. Blocks for `deadline` at the most, and some seconds more on a machine
-    that is busy.
+    Its arguments and its answer are plain data, as JSON has it. `variables` are set in its
+    environment; `progress` is called now and then with the line that it printed last to stderr.
+    Blocks for `deadline` at the most, and some seconds more on a machine that is busy.
     """
     limit_s = deadline.total_seconds()
-    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as log:
+    with (
+        tempfile.TemporaryFile() as question,  # a command line takes no more than 128 KiB of one
+        tempfile.TemporaryFile() as answer,
+        tempfile.TemporaryFile() as log,
+    ):
+        question.write(json.dumps(arguments).encode())
+        question.seek(0)
         command = [sys.executable, "-m", __name__, str(answer.fileno()), str(limit_s)]
         process = subprocess.Popen(
-            [*command, module, function, *words],
+            [*command, module, function],
             env={**os.environ, **(variables or {})},
-            stdin=subprocess.DEVNULL,
+            stdin=question,
             stdout=subprocess.DEVNULL,
             stderr=log,
             pass_fds=[answer.fileno()],
@@ -101,7 +107,7 @@ def _last_line(log: IO[bytes]) -> str:
     return text.splitlines()[-1] if text else ""
 
 
-def _main(answer: str, deadline_s: str, module: str, function: str, *words: str) -> None:
+def _main(answer: str, deadline_s: str, module: str, function: str) -> None:
     """Forks the process that runs the code, waits for it, and kills all that came from it."""
     end_s, caller = time.monotonic() + float(deadline_s), os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
@@ -109,7 +115,8 @@ def _main(answer: str, deadline_s: str, module: str, function: str, *words: str)
     worker = os.fork()
     if not worker:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        text = json.dumps(getattr(import_module(module), function)(*words))
+        arguments = json.load(sys.stdin)  # of which the code finds the end
+        text = json.dumps(getattr(import_module(module), function)(*arguments))
         os.write(int(answer), text.encode())
         os._exit(0)  # threads of the code may go on for ever
     status = _LATE

@@ -5,7 +5,6 @@ In a process of its own, with a deadline: classes are imported, a batch of the e
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -60,9 +59,8 @@ def try_user_code(config: Config, folder: Path, deadline: timedelta = _DEADLINE)
     Modules beside the config file are in `folder`. Blocks for at most `deadline`, or several of
     them where it passes, and leaves no process of that code behind.
     """
-    text = json.dumps(config.model_dump(mode="json"))
     try:
-        answer = ask(__name__, "try_here", [text, str(folder)], deadline)
+        answer = ask(__name__, "try_here", [config.model_dump(mode="json"), str(folder)], deadline)
     except ChildFailed as failed:
         if faults := class_faults(config, folder, deadline):  # a class is at fault
             return UserCodeReport(faults)
@@ -91,9 +89,12 @@ def _names_in(entry: str | dict[str, Any]) -> list[str]:
 
 
 def try_here(
-    text: str, folder: str, layout: Layout | None = None, roles: Sequence[type[DRL_role]] = ()
+    settings: dict[str, Any],
+    folder: str,
+    layout: Layout | None = None,
+    roles: Sequence[type[DRL_role]] = (),
 ) -> dict[str, Any]:
-    """Returns the fields of a `UserCodeReport`; called in a process of its own.
+    """Returns the fields of a `UserCodeReport` on a config; called in a process of its own.
 
     `roles` are classes beside those that the config names.
     """
@@ -101,11 +102,10 @@ def try_here(
     from gmi_drl.roles.algorithms import algorithm_class
     from gmi_drl.roles.envs import EnvError, make_env
     from gmi_drl.roles.envs.adapters import ADAPTERS, check_env, choose_adapter
-    from gmi_drl.roles.policies import distribution_for, observation_width
     from gmi_drl.roles.role.closing import Closing
 
     sys.path.insert(0, folder)
-    config = load_config(json.loads(text))
+    config = load_config(settings)
     env, adapter = config.env, choose_adapter(config.env.id, config.env.adapter)
     faults = check_env(env.id, env.adapter, env.options, env.wrappers)
     for name, role in config.roles.items():
@@ -138,33 +138,39 @@ def try_here(
         closing.later(envs.close)
         faults = [] if compiles else [*_league_faults(config, envs), *_env_faults(env.id, envs)]
         if not (faults or own_network or custom):
-            settings = config.algorithm
-            smallest = settings  # with a small network, if it needs no image: the same spaces
-            if settings.network not in CONVOLUTIONAL and not is_own_network(settings.network):
-                smallest = settings.model_copy(update={"network": (1,)})
+            algorithm = config.algorithm
+            smallest = algorithm  # with a small network, if it needs no image: the same spaces
+            if algorithm.network not in CONVOLUTIONAL and not is_own_network(algorithm.network):
+                smallest = algorithm.model_copy(update={"network": (1,)})
             for group in _space_groups(envs):
-                algorithm_class(settings).make_network(smallest, group, None)
+                algorithm_class(algorithm).make_network(smallest, group, None)
         if faults:
             return {"faults": faults}
         faults, notes = _policy_faults(config, envs, own_network)
         if compiles:
             notes.insert(0, f"adapter {adapter}: the environment was not made on a GPU")
-        distributions = [distribution_for(group.action_space) for group in _space_groups(envs)]
-        stacking = getattr(envs, "stacking", None)
-        sizes = {
-            "observation": observation_width(envs.observation_space),
-            "observation_bytes": 1 if envs.observation_space.dtype == "uint8" else 4,
-            "frames": 1 if stacking is None else stacking.count,
-            "action": max(distribution.action_columns for distribution in distributions),
-            "parameters": max(distribution.parameters for distribution in distributions),
-            "agents": max(envs.num_env // _NUM_ENV, 1),  # a team is one row
-            "has_own_network": own_network,
-        }
-        return {"faults": faults, "notes": notes, "sizes": sizes}
+        return {"faults": faults, "notes": notes, "sizes": _sizes_of(envs, own_network)}
     except (EnvError, RoleError) as error:
         return {"faults": str(error).splitlines()}
     finally:
         closing.all_briefly()
+
+
+def _sizes_of(env: VecEnv, own_network: bool) -> dict[str, Any]:
+    """Returns the fields of the `Sizes` of an environment and its policy."""
+    from gmi_drl.roles.policies import distribution_for, observation_width
+
+    distributions = [distribution_for(group.action_space) for group in _space_groups(env)]
+    stacking = getattr(env, "stacking", None)
+    return {
+        "observation": observation_width(env.observation_space),
+        "observation_bytes": 1 if env.observation_space.dtype == "uint8" else 4,
+        "frames": 1 if stacking is None else stacking.count,
+        "action": max(distribution.action_columns for distribution in distributions),
+        "parameters": max(distribution.parameters for distribution in distributions),
+        "agents": max(env.num_env // _NUM_ENV, 1),  # a team is one row
+        "has_own_network": own_network,
+    }
 
 
 def _local_layout(config: Config) -> Layout | None:
@@ -183,16 +189,15 @@ def class_faults(config: Config, folder: Path, deadline: timedelta = _DEADLINE) 
     Those of roles and callbacks, whose modules may lie in `folder`, and of the algorithm, with its
     settings.
     """
-    checks: list[tuple[str, str, list[str]]] = [
+    checks: list[tuple[str, str, list[Any]]] = [
         (f"roles.{name}={role.class_!r}", "role_problems", [name, role.class_])
         for name, role in config.roles.items()
     ]
     if isinstance(config.algorithm, CustomAlgorithmConfig):
-        text = json.dumps(config.model_dump(mode="json"))
         what = f"algorithm.class={config.algorithm.class_!r}"
-        checks.append((what, "algorithm_problems", [text]))
+        checks.append((what, "algorithm_problems", [config.model_dump(mode="json")]))
     checks += [
-        (f"run.callbacks={reference!r}", "callback_problems_of", [reference, json.dumps(options)])
+        (f"run.callbacks={reference!r}", "callback_problems", [reference, options])
         for reference, options in named_callbacks(config)
     ]
     faults: list[str] = []
@@ -221,14 +226,9 @@ def role_problems(name: str, reference: str, folder: str) -> list[str]:
     return []
 
 
-def callback_problems_of(reference: str, options: str, folder: str) -> list[str]:
-    """Lists what is wrong with a callback and its options, as JSON; called in the child."""
-    return callback_problems(reference, json.loads(options), folder)
-
-
-def algorithm_problems(text: str, folder: str, layout: Layout | None = None) -> list[str]:
+def algorithm_problems(settings: dict[str, Any], folder: str) -> list[str]:
     """Lists what is wrong with the algorithm of a config; called in the child."""
-    return _with_settings(load_config(json.loads(text)), folder, layout)[1]
+    return _with_settings(load_config(settings), folder)[1]
 
 
 def _with_settings(

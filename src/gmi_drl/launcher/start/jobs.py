@@ -67,8 +67,6 @@ RESIZABLE: Final = (
 # Returns what of `algorithm` follows a change, as overrides that keep the samples of an update.
 Follow: TypeAlias = Callable[[Config, Topology, Config, Topology], list[str]]
 
-_SHARDED_OPTIMIZERS: Final = ("parameter_server",)
-
 # A config without `auto`, and lines that say where it came from. The folder is that of modules.
 Resolve: TypeAlias = Callable[[Config, Path], tuple[Config, list[str]]]
 
@@ -109,8 +107,8 @@ def new_job(
     classes = classes_of(resolved, layout, roles)
     folder = RunFolder.create(resolved, layout, import_path)
     locks.enter_context(folder.held())
-    job, job_notes = job_of(layout, resolved, folder, classes, import_path, notes=notes)
-    return job, job_notes, cluster
+    job, job_notes = job_of(layout, resolved, folder, classes, import_path)
+    return job, [*notes, *job_notes], cluster
 
 
 def _cluster_of(config: Config, locks: ExitStack) -> Cluster | None:
@@ -139,10 +137,10 @@ def _user_code_faults(
     """
     if not names_user_code(config):
         return []
-    text, role_classes = json.dumps(config.model_dump(mode="json")), list((roles or {}).values())
+    settings, role_classes = config.model_dump(mode="json"), list((roles or {}).values())
     report: dict[str, list[str]] = {}
     with suppress(runtime.ActorRuntimeError):
-        report = ask_actor("user code", try_here, text, str(folder), layout, role_classes)
+        report = ask_actor("user code", try_here, settings, str(folder), layout, role_classes)
     return report.get("faults", [])
 
 
@@ -170,6 +168,7 @@ def resumed_job(
     checkpoint: Path,
     overrides: list[str],
     roles: Mapping[str, type[DRL_role]] | None,
+    import_path: Path | None,
     locks: ExitStack,
 ) -> tuple[Job, list[str], Cluster | None]:
     """Returns the job of a run that goes on, perhaps for longer, notes on it, and its cluster."""
@@ -178,20 +177,21 @@ def resumed_job(
     folder.finish_change()
     path = folder.path / "config.yaml"
     before, resolved = load_config(path), load_config(path, overrides)
+    changed = list(changes(before, resolved))
     rule = (
         "cannot change in a run that is resumed; only run.*, comm.* and cluster.* can, and how "
         f"a replay is kept and drawn from ({', '.join(_REPLAY_KEYS)})"
     )
     faults = [
         Fault(key, value, rule, "Begin a new run for other settings, or gmi-drl resize it.")
-        for key, value in changes(before, resolved)
+        for key, value in changed
         if not key.startswith(("run.", "comm.", "cluster."))
         and key.removeprefix("algorithm.") not in _REPLAY_KEYS
     ]
     rule = "is what the run began with: a run that is resumed keeps its folder, weights and draws"
     faults += [
         Fault(key, value, rule, "Leave it as it is, or begin a new run.")
-        for key, value in changes(before, resolved)
+        for key, value in changed
         if key in _OF_A_NEW_RUN
     ]
     faults += logger_faults(resolved)
@@ -204,13 +204,12 @@ def resumed_job(
     layout = folder.layout()
     if layout_faults := layout_faults_of(resolved, layout):
         raise ConfigError(layout_faults, f"{folder.path / 'layout.json'}")
-    import_path = folder.import_path()
+    import_path = folder.import_path() if import_path is None else import_path.resolve()
     if code_faults := _user_code_faults(resolved, layout, import_path, roles):
         raise ConfigError(code_faults, f"--resume {checkpoint}")
-    host_count = 1 if resolved.cluster is None else resolved.cluster.hosts
-    if host_count != layout.hosts:
+    if resolved.hosts != layout.hosts:
         rule = f"the run has begun on {counted(layout.hosts, 'host')}"
-        fault = Fault("cluster.hosts", host_count, rule, "Give as many, or begin a new run.")
+        fault = Fault("cluster.hosts", resolved.hosts, rule, "Give as many, or begin a new run.")
         raise ConfigError([fault], f"--resume {checkpoint}")
     cluster = _cluster_of(resolved, locks)
     hosts = [] if cluster is None else cluster.hosts
@@ -222,8 +221,7 @@ def resumed_job(
     layout = new_layout
     classes = classes_of(resolved, layout, roles)
     resume = checkpoint.resolve()
-    job, job_notes = job_of(layout, resolved, folder, classes, import_path, resume=resume)
-    return job, job_notes, cluster
+    return (*job_of(layout, resolved, folder, classes, import_path, resume), cluster)
 
 
 def _on_hosts(
@@ -350,8 +348,7 @@ def fixed_fault(config: Config) -> Fault | None:
     if config.layout.file is not None:
         remedy = "Go on with it, or begin a run from a template."
         return Fault("layout.file", config.layout.file, "says what GMIs there are", remedy)
-    name = config.algorithm.resolved_optimizer
-    if name in _SHARDED_OPTIMIZERS:
+    if (name := config.algorithm.resolved_optimizer) == "parameter_server":
         rule = "cuts parameters and moments into as many pieces as there are GMIs that hold them"
         return Fault("algorithm.optimizer", name, rule, "Begin a new run for another layout.")
     return None
@@ -385,7 +382,6 @@ def job_of(
     classes: Classes,
     import_path: Path | None,
     resume: Path | None = None,
-    notes: Sequence[str] = (),
     sockets: Path | None = None,
 ) -> tuple[Job, list[str]]:
     """Returns the job, and what is said before its first iteration; writes nothing.
@@ -420,7 +416,7 @@ def job_of(
         lock=lock_of(folder.path),
         plan="" if plan is None else json.dumps(plan.as_json(), indent=1),
     )
-    return job, [*notes, *startup_notes(config, layout, plan)]
+    return job, list(startup_notes(config, layout, plan))
 
 
 def startup_notes(config: Config, layout: Layout, plan: ReductionPlan | None) -> Iterator[str]:

@@ -75,7 +75,8 @@ def launch(
                 raise ValueError("launch takes a config or resume=FOLDER, one of them.")
             swept = lease.sweep()  # before devices are looked at: it may take MIG instances away
             if config is None:
-                job, notes, cluster = resumed_job(Path(str(resume)), overrides, roles, locks)
+                checkpoint = Path(str(resume))
+                job, notes, cluster = resumed_job(checkpoint, overrides, roles, import_path, locks)
             else:
                 overrides = paper_config.apply_to(overrides)
                 job, notes, cluster = new_job(
