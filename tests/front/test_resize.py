@@ -1,5 +1,6 @@
 """Runs that become another layout while they train: what goes on, what is refused, what fails."""
 
+import errno
 import itertools
 import json
 import os
@@ -8,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, nullcontext
+from pathlib import Path
 
 import pytest
 import yaml
@@ -307,6 +309,17 @@ def test_a_callback_that_ends_the_run_meanwhile_has_its_way(tmp_path):
     assert answer_in(done.folder).state == "refused"
     assert len(RunFolder(done.folder).layout().gmis) == 1
     assert done.iteration == len(metrics_of(done.folder))
+
+
+def test_a_request_that_does_not_fit_on_the_disk_leaves_nothing_there(tmp_path, monkeypatch):
+    def full(path, text, **_):
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        make_request(tmp_path, ResizeRequest("mine", (TWO,)))
+    assert not list(tmp_path.iterdir())
 
 
 def test_one_at_a_time_and_nobody_waits_for_ever(tmp_path):

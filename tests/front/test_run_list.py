@@ -50,6 +50,14 @@ def test_a_running_run_shows_what_its_metrics_say_now(tmp_path):
     assert (run.state, run.iteration, run.steps) == ("running", 2, 200)
 
 
+def test_a_run_of_a_thousand_gmis_is_listed_by_its_last_line(tmp_path):
+    seconds = [{"simulate": 0.123456, "infer": 0.123456, "train": 0.123456, "reduce": 0.1}] * 1000
+    line = metric(iteration=1, steps=100, gmi_seconds=seconds)
+    make_run(tmp_path, run={"state": "failed"}, metrics=line)
+    (run,) = list_runs(tmp_path)
+    assert (run.iteration, run.steps) == (1, 100)
+
+
 @pytest.mark.parametrize("pid", [1, -1, "7", 1e300, None])
 def test_a_run_that_nobody_trains_any_more_has_failed(tmp_path, pid):
     """Whatever its run.json says; process 1 lives."""

@@ -81,6 +81,12 @@ def test_tune_starts_the_fork_server_first_and_hands_its_words_on(config, tuner)
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("on", [("--on", "dgx-a100"), ("--on=dgx-a100",)])
+def test_a_search_on_a_model_starts_no_process(config, tuner, on):
+    main.main(["tune", str(config), *on])
+    assert tuner.calls == []
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

@@ -8,6 +8,7 @@ import pytest
 import gmi_drl
 from bodies_scripted import CORE, Once, Scripted, launched, three_hosts
 from gmi_drl import runtime
+from gmi_drl.launcher.hosts.stores import merged_stores, store_of_host
 from gmi_drl.launcher.watch.policy_log import PolicyLog
 from gmi_drl.placement import ConfigError, Device, Layout, Topology, load_config, tcg_ex
 from gmi_drl.report.policy_lineage import PolicyReader
@@ -103,6 +104,17 @@ def test_a_run_goes_on_on_hosts_with_other_gpus_and_not_with_more(tmp_path, monk
         "cluster.hosts=3; they have 2 and 2 and 2 devices, for other GMIs than those of the 1 and "
         "1 and 1 it has begun on. Give it hosts with as many devices each, or begin a new run."
     ) in str(raised.value)
+
+
+def test_stores_of_hosts_are_merged_in_the_order_in_which_they_began(tmp_path, monkeypatch):
+    names = ["2-0", "2-1", "9-0", "10-0", "10-1", "10-10"]
+    for name in names:
+        store_of_host(tmp_path, *map(int, name.split("-"))).touch()
+    (tmp_path / "hosts" / "of-a-user.sqlite").touch()
+    merged = []
+    monkeypatch.setattr(runtime, "merge_gcs", lambda path, host: merged.append((path.stem, host)))
+    with merged_stores(tmp_path):
+        assert merged == [(name, f"host {name.split('-')[1]}: ") for name in names]
 
 
 def test_stores_of_hosts_stay_where_that_of_their_run_cannot_be_opened(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import yaml
 
 from gmi_drl.cli import main
 from gmi_drl.placement import ConfigError, layout_of, load_config
+from gmi_drl.report.forecast_tables import span
 from gmi_drl.selector.forecast import chance
 from gmi_drl.selector.forecast.forecast import forecast, ladder
 from gmi_drl.selector.forecast.hardware import known_machines, machine_of, read_hardware
@@ -313,3 +314,8 @@ def test_hosts_that_only_sample_are_not_projected():
     config = config_of(mode="async", cluster=cluster, algorithm={"name": "impala"})
     with pytest.raises(ConfigError, match=r"cluster.trainer_hosts=1; .* hosts do that are alike"):
         projected("dgx-h100", [2], config)
+
+
+def test_rates_are_told_in_the_unit_that_they_round_to():
+    assert span((999.4, 999.6, 999_499.0)) == "1 k (999-999 k)"
+    assert span((999_600.0, 1.25e6, 999_999_999.0)) == "1.25 M (1 M-1 G)"

@@ -70,12 +70,20 @@ def test_a_film_that_fails_is_told_and_the_last_one_is_made_all_the_same(tmp_pat
 
 
 @contextmanager
-def hanging(folder, monkeypatch, longest_s):
-    """Yields a log, and the process that its films are made by, which makes none."""
+def hanging(folder, monkeypatch, longest_s, ignores=signal.SIGUSR1):
+    """Yields a log, and the process that its films are made by, which makes none.
+
+    `ignores`: the signal that it does not end by.
+    """
     (folder / "checkpoints" / "iteration_000003").mkdir(parents=True)
     log = VideoLog(every=1)
     log.on_start(StartedRun(folder, None, None, False, lambda why: None))
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    code = (
+        f"import signal, time; signal.signal({int(ignores)}, signal.SIG_IGN); "
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
     monkeypatch.setattr(video_log.subprocess, "Popen", lambda *args, **options: process)
     monkeypatch.setattr(video_log.os, "killpg", lambda pid, number: process.send_signal(number))
     monkeypatch.setattr(video_log, "_LONGEST_S", longest_s)
@@ -84,6 +92,7 @@ def hanging(folder, monkeypatch, longest_s):
     finally:
         process.kill()
         process.wait()
+        process.stdout.close()
 
 
 def test_a_film_that_hangs_is_ended(tmp_path, monkeypatch):
@@ -96,6 +105,14 @@ def test_a_film_that_hangs_is_ended(tmp_path, monkeypatch):
             log._await()
         assert process.returncode == -signal.SIGTERM
         assert not (tmp_path / "checkpoints" / ".filmed").exists()
+
+
+def test_a_film_that_does_not_end_by_itself_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(video_log, "_END_S", 0.1)
+    with hanging(tmp_path, monkeypatch, 5.0, ignores=signal.SIGTERM) as (log, process):
+        log.on_checkpoint(tmp_path / "checkpoints" / "iteration_000003")
+        log.on_end(EndedRun("stopped"))
+        assert process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("state", ["stopped", "failed"])

@@ -19,9 +19,8 @@ _COMMANDS: Final = (  # in the order of --help
     "tune_commands",
 )
 _RUNNING: Final = ("launch", "tune", "search")  # those that start GMIs
-_LOOKING: Final = {"--help", "--show"}  # unless they are asked for no more than this
-
-_SEEDS: Final = "--seeds"  # each has a launcher of its own
+# Unless by one of these: the first start none, and each of seeds has a launcher of its own.
+_NO_GMIS: Final = {"--help", "--show", "--on", "--seeds"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,8 +62,8 @@ def warnings_without_source() -> Iterator[None]:
 @contextmanager
 def _fork_server(words: Sequence[str]) -> Iterator[None]:
     """Starts the fork server, which imports torch while this process does the rest."""
-    has_seeds = any(word.partition("=")[0] == _SEEDS for word in words)
-    if not words or words[0] not in _RUNNING or _LOOKING & set(words) or has_seeds:
+    options = {word.partition("=")[0] for word in words}
+    if not words or words[0] not in _RUNNING or options & _NO_GMIS:
         yield
         return
     from gmi_drl import runtime

@@ -97,7 +97,7 @@ def span(values: Range) -> str:
 
 def _short(value: float) -> str:
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
+        if value >= 0.9995 * size:  # which three digits round to it
             return f"{value / size:.3g} {unit}"
     return f"{value:.3g}"
 

@@ -21,6 +21,7 @@ FOLDER: Final = "report/videos"  # in a run's folder: iteration_000050.gif, with
 _KEPT: Final = ".filmed"  # in checkpoints/, while a film is made
 _MOST_FRAMES: Final = 300
 _LONGEST_S: Final = 300.0  # of one film; a longer one is given up
+_END_S: Final = 40.0  # for one that is given up to end what draws it, which takes 30 at most
 _LOOK_S: Final = 0.1
 
 
@@ -125,9 +126,11 @@ class VideoLog(Callback):
         if self._film is None:
             return
         (process, *_), self._film = self._film, None
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.wait(_END_S)
+                break
         shutil.rmtree(self._run / "checkpoints" / _KEPT, ignore_errors=True)
 
     def _show(self, file: Path, iteration: int) -> None:

@@ -42,11 +42,11 @@ class ResizeAnswer:
 def make_request(run: Path, request: ResizeRequest) -> None:
     """Writes a request; FileExistsError while another one waits, OSError if it cannot."""
     draft = run / f".{REQUEST}.{request.id}"
-    draft.write_text(json.dumps(asdict(request)), encoding="utf-8")
     try:
+        draft.write_text(json.dumps(asdict(request)), encoding="utf-8")
         os.link(draft, run / REQUEST)  # whole, and only where there is none
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
 
 
 def request_in(run: Path) -> ResizeRequest | None:

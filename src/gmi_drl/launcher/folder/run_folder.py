@@ -35,7 +35,7 @@ _CHANGE: Final = "change.json"  # another config and layout, while they are writ
 _NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _BLOCK_BYTES: Final = 512  # in which stat counts
-_TAIL_BYTES: Final = 64 * 1024
+_TAILS_BYTES: Final = (2**16, 2**20)  # of a file of metrics; a line of many GMIs may be long
 _ENDING_S: Final = 10.0  # how long the processes of a killed launch may take to end
 
 
@@ -273,9 +273,13 @@ def last_metrics(path: Path) -> dict[str, Any]:
 
 def last_metrics_in(file: BinaryIO) -> dict[str, Any]:
     """Reads the last whole line of an open file of metrics; empty if there is none."""
-    file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-    lines = reversed(file.read().splitlines())
-    return next((metrics[0] for line in lines if (metrics := metrics_in(line))), {})
+    size = file.seek(0, os.SEEK_END)
+    for tail in _TAILS_BYTES:
+        file.seek(max(0, size - tail))
+        for line in reversed(file.read().splitlines()):
+            if metrics := metrics_in(line):
+                return metrics[0]
+    return {}
 
 
 def lock_of(folder: Path) -> Path:

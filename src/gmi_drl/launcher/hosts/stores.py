@@ -36,12 +36,15 @@ def merged_stores(folder: Path) -> Iterator[None]:
 
 
 def _merge(folder: Path) -> None:
-    """Merges all stores that can be read; the others stay, and are warned of."""
-    for path in sorted((folder / _FOLDER).glob("*.sqlite")):
-        if (name := re.fullmatch(r"\d+-(\d+)", path.stem)) is None:
-            continue
+    """Merges all stores that can be read, the oldest first; the others stay, and are warned of."""
+    names = {
+        path: re.fullmatch(r"(\d+)-(\d+)", path.stem)
+        for path in (folder / _FOLDER).glob("*.sqlite")
+    }
+    stores = sorted((int(name[1]), int(name[2]), path) for path, name in names.items() if name)
+    for _, host, path in stores:
         try:
-            runtime.merge_gcs(path, f"host {name[1]}: ")
+            runtime.merge_gcs(path, f"host {host}: ")
         except runtime.GcsError as error:
             warnings.warn(f"{folder}: what a host has recorded is not in gcs.sqlite ({error})",
                           stacklevel=4)  # fmt: skip
