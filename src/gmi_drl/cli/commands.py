@@ -165,7 +165,7 @@ def check(config: ConfigFile, overrides: Overrides = None) -> int:
     """List every fault of CONFIG on this machine."""
     from gmi_drl.launcher.plan.planning import faults_of
     from gmi_drl.launcher.plan.user_code import try_user_code
-    from gmi_drl.placement import ConfigError, load_config
+    from gmi_drl.placement import ConfigError, counted, load_config
     from gmi_drl.placement.config.load import with_places
     from gmi_drl.selector.search.faults import section_faults
     from gmi_drl.selector.tune.space import auto_faults
@@ -184,8 +184,7 @@ def check(config: ConfigFile, overrides: Overrides = None) -> int:
         faults += [*faults_of(loaded, report, auto_faults), *section_faults(loaded)]
         notes = report.notes
     if faults:
-        number = f"{len(faults)} {'fault' if len(faults) == 1 else 'faults'}"
-        print(f"{config}: {number}", file=sys.stderr)
+        print(f"{config}: {counted(len(faults), 'fault')}", file=sys.stderr)
         for fault in faults:
             print(f"  {printable_lines(fault)}", file=sys.stderr)
         return FAILED
@@ -503,7 +502,8 @@ def lineage(
         else:
             assert name is not None
             version = policies.find(name)
-            answer = policy_lines.as_json(policies.policy(version)) if as_json else None
+            record = policies.policy(version)
+            answer = record and policy_lines.as_json(record)
             tree = policy_lines.tree_of(policies, version, 0 if as_json else depth)
             lines = as_dot(tree) if dot else as_text(tree)
     print(json.dumps(answer) if as_json else "\n".join(lines))

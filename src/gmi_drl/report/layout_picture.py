@@ -265,15 +265,14 @@ def draw_layout(layout: Layout, plan: ReductionPlan) -> str:
 
 
 def _title(layout: Layout) -> str:
-    gmis, devices = len(layout.gmis), len(layout.topology.devices)
-    kind = "GPU" if layout.topology.devices[0].kind == "gpu" else "group of cores"
-    plural = "GPUs" if kind == "GPU" else "groups of cores"
+    devices = len(layout.topology.devices)
+    where = f"{devices} group{'s' * (devices > 1)} of cores"
+    if layout.topology.devices[0].kind == "gpu":
+        where = counted(devices, "GPU")
     backends = ", ".join(dict.fromkeys(gmi.backend for gmi in layout.gmis))
     hosts = f" of {layout.hosts} hosts" * (layout.hosts > 1)
-    return (
-        f"{layout.template}: {gmis} GMI{'s' * (gmis > 1)} on {devices} "
-        f"{kind if devices == 1 else plural}{hosts}, backend {backends}"
-    )
+    gmis = counted(len(layout.gmis), "GMI")
+    return f"{layout.template}: {gmis} on {where}{hosts}, backend {backends}"
 
 
 def _subtitle(layout: Layout, plan: ReductionPlan) -> str:

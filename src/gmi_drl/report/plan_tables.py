@@ -99,35 +99,20 @@ def _why_not(config: Config, layout: Layout, name: str) -> str:
 def print_plan(console: Console, config: Config, layout: Layout) -> None:
     """Prints devices, GMIs, and the size of an update."""
     on_gpu = any(device.kind == "gpu" for device in layout.topology.devices)
-    rows, several = [], layout.hosts > 1
+    several = layout.hosts > 1
+    rows = []
     for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
-        gpu_cells = [str(device.sm_count or "-"), _memory(device)] if on_gpu else []
-        row = [
-            *([str(device.host)] if several else []),
-            str(device.index),
-            device.name,
-            format_cores(device.cores),
-            *gpu_cells,
-        ]
-        rows.append([*row, ", ".join(map(str, ids))])
-    columns = ["device", "name", "cores", *(["SMs", "memory"] if on_gpu else []), "GMIs"]
-    columns = [*(["host"] if several else []), *columns]
+        row = [*[str(device.host)] * several, str(device.index), device.name]
+        gpu_cells = [str(device.sm_count or "-"), _memory(device)] * on_gpu
+        rows.append([*row, format_cores(device.cores), *gpu_cells, ", ".join(map(str, ids))])
+    columns = [*["host"] * several, "device", "name", "cores", *["SMs", "memory"] * on_gpu, "GMIs"]
     print_table(console, "Devices", columns, rows)
     rows = []
     for gmi in layout.gmis:
-        sms = [_sms(gmi)] if on_gpu else []
-        where = [str(layout.host_of(gmi.gmi_id))] if several else []
-        row = [str(gmi.gmi_id), *where, str(gmi.gpu_id), ", ".join(gmi.roles), gmi.backend]
-        rows.append([*row, format_cores(gmi.cores), *sms, str(gmi.num_env or "-")])
-    columns = [
-        "GMI",
-        *(["host"] if several else []),
-        "device",
-        "roles",
-        "backend",
-        "cores",
-        *(["SMs"] if on_gpu else []),
-    ]
+        row = [str(gmi.gmi_id), *[str(layout.host_of(gmi.gmi_id))] * several, str(gmi.gpu_id)]
+        row += [", ".join(gmi.roles), gmi.backend, format_cores(gmi.cores), *[_sms(gmi)] * on_gpu]
+        rows.append([*row, str(gmi.num_env or "-")])
+    columns = ["GMI", *["host"] * several, "device", "roles", "backend", "cores", *["SMs"] * on_gpu]
     print_table(console, f"GMIs (template {layout.template})", [*columns, "num_env"], rows)
     title = "Serving" if config.mode == "serving" else "Training"
     print_table(console, title, ["what", "value"], _training(config, layout))

@@ -173,12 +173,10 @@ class PolicyReader:
             )
         raise GcsError(f"{text}: not made yet; {self._last} is the last one. Ask for one up to it.")
 
-    def policy(self, version: Version) -> PolicyRecord:
-        """Returns what a version was computed from; KeyError if it is not recorded."""
+    def policy(self, version: Version) -> PolicyRecord | None:
+        """Returns what a version was computed from; None if it is not recorded."""
         row = self._row(version)
-        if row is None:
-            raise KeyError(version)
-        return self._policy(row)
+        return None if row is None else self._policy(row)
 
     def chain(self, after: int = 0) -> Iterator[PolicyRecord]:
         """Yields the versions that the present policy has gone through, the oldest first."""
@@ -245,10 +243,7 @@ class PolicyReader:
 
     def longest_lag(self) -> PolicyRecord:
         """Returns the version whose experience was furthest behind: the first of these."""
-        longest: PolicyRecord | None = None
-        for policy in self.chain():
-            if longest is None or policy.lag > longest.lag:
-                longest = policy
+        longest = max(self.chain(), key=lambda policy: policy.lag, default=None)
         if longest is None:
             raise GcsError(f"no version is recorded yet. {_WHERE} says what is.")
         return longest

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -32,17 +31,10 @@ def tree_of(policies: PolicyReader, version: Version, depth: int) -> Node:
     return expand(_node(policies, version), lambda node: _sources(policies, node.of), depth)
 
 
-def _policy_or_none(policies: PolicyReader, version: Version) -> PolicyRecord | None:
-    """Returns what a version was computed from, where that is recorded."""
-    with suppress(KeyError):
-        return policies.policy(version)
-    return None
-
-
 def _node(policies: PolicyReader, version: Version | None, edge: Edge = "") -> Node:
     if version is None:
         return Node("initial", "initial weights,", "by run.seed", edge)
-    policy = _policy_or_none(policies, version) if version.number else None
+    policy = policies.policy(version) if version.number else None
     text = "not recorded, or flushed" if version.number else "the initial weights, by run.seed"
     if policy is not None:
         text = _describe(policy, is_brief=bool(edge))
@@ -53,7 +45,7 @@ def _sources(policies: PolicyReader, of: Any) -> list[Node]:
     """Lists what is right below a node: of a version, its previous one and its experience."""
     if isinstance(of, UsedExperience):
         return [_node(policies, of.sampled_with, "input")]
-    if not isinstance(of, Version) or (policy := _policy_or_none(policies, of)) is None:
+    if not isinstance(of, Version) or (policy := policies.policy(of)) is None:
         return []
     key, nodes = f"{of.branch}:{of.number}", []
     if policy.previous is not None:

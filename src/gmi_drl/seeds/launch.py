@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -37,6 +37,7 @@ from .child import SeedJob, SeedOutcome
 from .shares import DeviceShare, SeedsError, device_shares, shared_gpus
 
 if TYPE_CHECKING:
+    from gmi_drl.launcher.start.jobs import Resolve
     from gmi_drl.launcher.start.result import RunResult
     from gmi_drl.report.comparison.groups import Comparison
 
@@ -46,9 +47,6 @@ _ENDING_S: Final = 60.0  # from the second Ctrl-C on; launches give all back wit
 _MOST_SEEDS: Final = 1000
 _LAST_LINES: Final = 40  # of its output, that are kept of a launch
 _BAD_INPUT: Final = 2  # an exit code: the other seeds would be refused too
-
-# What `auto` in a config is, and lines that say so; the folder is that of modules.
-ResolveAuto = Callable[[Config, Path], tuple[Config, list[str]]]
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ def launch_seeds(
     import_path: Path | None,
     view: ViewName,
     options: Mapping[str, Any],
-    resolve: ResolveAuto,
+    resolve: Resolve,
 ) -> SeedsResult:
     """Trains seeds run.seed to run.seed + count - 1, as `gmi_drl.launch` has it."""
     if not 1 <= count <= _MOST_SEEDS:
@@ -103,9 +101,7 @@ def launch_seeds(
     first = resolved.run.seed
     if first + count > 2**32:
         raise SeedsError(f"run.seed={first} and {count} seeds: the last is beyond 2**32 - 1.")
-    if import_path is None:
-        import_path = Path(source).parent if source else Path.cwd()
-    import_path = import_path.resolve()
+    import_path = (import_path or (Path(source).parent if source else Path.cwd())).resolve()
     with terminate_as_interrupt():
         shares = device_shares(resolved, count, parallel)
         screen = Screen(view)

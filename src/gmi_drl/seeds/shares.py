@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,13 +100,11 @@ def _part(device: Device, hardware: Mapping[str, str | int | float]) -> DeviceSh
     return DeviceShare({**hardware, **cores}, {"CUDA_VISIBLE_DEVICES": str(device.uuid)})
 
 
-@contextlib.contextmanager
-def shared_gpus(shares: Iterable[DeviceShare]) -> Iterator[dict[str, str]]:
+def shared_gpus(shares: Iterable[DeviceShare]) -> AbstractContextManager[dict[str, str]]:
     """Runs an MPS daemon for each GPU that launches share; yields variables for these launches."""
     uuids = {
         share.environment["CUDA_VISIBLE_DEVICES"]
         for share in shares
         if "gpu_share" in share.hardware and share.hardware["backend"] == "mps"
     }
-    with shared_daemons(sorted(uuids)) as variables:
-        yield variables
+    return shared_daemons(sorted(uuids))

@@ -53,7 +53,7 @@ class Host:
     place: int  # of its bundle in the placement group
 
     def __str__(self) -> str:
-        return f"{self.facts.address} ({self.facts.name})"
+        return str(self.facts)
 
 
 class Cluster:
@@ -338,7 +338,7 @@ def _describe(
         if host.node_id in drains.nodes:
             raise _HostUnfit.at(
                 [place],
-                value=f"host {host.address} ({host.name})",
+                value=f"host {host}",
                 rule="Ray drains it: it is taken away soon",
                 remedy="Wait until another one is in its place.",
             )
@@ -346,7 +346,7 @@ def _describe(
             if host.versions[name] != version:
                 raise _HostUnfit.at(
                     [place],
-                    value=f"host {host.address} ({host.name})",
+                    value=f"host {host}",
                     rule=f"it has {name} {host.versions[name]}, and this program {version}",
                     remedy="Install the same on all hosts.",
                 )
@@ -366,7 +366,7 @@ def _check_clock(facts: HostFacts, place: int, agent: Any, head: RayHead) -> Non
     if max(ahead_s, behind_s) > SILENCE_S:
         raise _HostUnfit.at(
             [place],
-            value=f"host {facts.address} ({facts.name})",
+            value=f"host {facts}",
             rule=f"its clock is {max(ahead_s, behind_s):.0f} s "
             f"{'ahead of' if ahead_s > 0 else 'behind'} that of this program; {SILENCE_S:g} s are "
             "let pass",
@@ -392,7 +392,7 @@ def _surveys(
         requests = {place: agent.talk.remote(Orders()) for place, agent in agents.items()}
         reports: dict[int, Report] = _answers(requests, head, "talk")
         for place, report in reports.items():
-            host = f"host {facts[place].address} ({facts[place].name})"
+            host = f"host {facts[place]}"
             if (error := report.opened().error) is not None:
                 raise _HostUnfit.at([place], f"{host}: {error}") from error
             if report.ended:
@@ -403,7 +403,7 @@ def _surveys(
             slow = next(place for place in agents if place not in surveys)
             raise _HostUnfit.at(
                 [slow],
-                value=f"host {facts[slow].address} ({facts[slow].name})",
+                value=f"host {facts[slow]}",
                 rule=f"it has not looked at its devices within {_ANSWER_S:g} s",
                 remedy="See whether it is overloaded, or its GPU driver hangs (nvidia-smi there).",
             )

@@ -168,18 +168,17 @@ def _raise_file_limit() -> None:
 
 def _run(part: HostPart, driver: _Driver) -> None:
     """Runs the GMIs of this host until the driver has all it wants."""
+    this_host = f"host {part.host} ({part.addresses[part.host]})"
     if not same_folder(part.folder, part.started, _SHARED_S):
         raise HostsError(
             value=f"run.folder={part.folder}",
-            rule=f"host {part.host} ({part.addresses[part.host]}) does not see what the driver has "
-            "written there",
+            rule=f"{this_host} does not see what the driver has written there",
             remedy="Put it on a file system that all hosts share, at the same path.",
         )
     if differing := other_files(part.digests, part.role_folder):
         raise HostsError(
             value=f"{part.role_folder}/{differing[0]}",
-            rule=f"host {part.host} ({part.addresses[part.host]}) has none, or another one than "
-            "the launching program",
+            rule=f"{this_host} has none, or another one than the launching program",
             remedy="Copy it to all hosts, or launch from a folder that they share.",
         )
     assert part.config.cluster is not None
@@ -187,7 +186,7 @@ def _run(part: HostPart, driver: _Driver) -> None:
     if (interface := part.config.cluster.interface) and interface not in interfaces:
         raise HostsError(
             value=f"cluster.interface={interface}",
-            rule=f"host {part.host} ({part.addresses[part.host]}) has {', '.join(interfaces)}",
+            rule=f"{this_host} has {', '.join(interfaces)}",
             remedy="Name one that all hosts have, or none.",
         )
     if not runtime.is_initialized():

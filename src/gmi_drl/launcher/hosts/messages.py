@@ -40,6 +40,9 @@ class HostFacts:
     node_id: str
     versions: Mapping[str, str]
 
+    def __str__(self) -> str:
+        return f"{self.address} ({self.name})"
+
 
 @dataclass(frozen=True)
 class HostPart:

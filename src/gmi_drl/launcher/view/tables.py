@@ -29,7 +29,9 @@ def printable(text: object) -> str:
     These are control characters (also C1), what turns the direction of writing, separators of
     lines, and what no encoding can write.
     """
-    return "".join(c if c.isprintable() else _escaped(c) for c in str(text))
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text)
+    )
 
 
 def printable_lines(text: object) -> str:
@@ -45,10 +47,6 @@ def cut(text: str, most: int) -> str:
 def number_text(value: float | None, form: str) -> str:
     """Returns a number in this form, or "-" where there is none."""
     return "-" if value is None else format(value, form)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def make_encodable(*streams: TextIO) -> None:

@@ -39,7 +39,7 @@ export function takeCurves(change) {
   drawSoon();
 }
 
-export function drawSoon() {
+function drawSoon() {
   if (due) return;
   if (drawn === -Infinity) { // the first curves are in the frame that shows the run
     drawNow();

@@ -64,9 +64,9 @@ export function showGmis(gmis) {
     part.use.style.height = gmi.use === null ? "0" : `${100 * gmi.use}%`;
     setText(part.name, `GMI ${gmi.id}${again}`);
     setText(part.doing, used);
-    setText(part.held, gmi.share ? `${gmi.held || "?"} of ${gmi.share}` : gmi.held);
-    part.box.title = `GMI ${gmi.id}: ${spec.roles.join(" + ")}, ${spec.share}, ${used}`;
     const held = gmi.share ? `${gmi.held || "?"} of ${gmi.share}` : gmi.held;
+    setText(part.held, held);
+    part.box.title = `GMI ${gmi.id}: ${spec.roles.join(" + ")}, ${spec.share}, ${used}`;
     rows.push([
       String(gmi.id), spec.roles.join(" + "), spec.share + (spec.shared ? ", shared" : ""),
       spec.num_env ? spec.num_env.toLocaleString("en") : "", percent(gmi.use), held, String(gmi.restarts),

@@ -3,7 +3,7 @@ import { byId, setText } from "./dom.js";
 import { showRuns } from "./runs.js";
 import { askForCheckpoint, askToStop, showHead } from "./head.js";
 import { showGmis, showLayout } from "./layout.js";
-import { drawSoon, forgetCurves, resizeCurves, redrawAll, showAxes, takeCurves } from "./curves.js";
+import { forgetCurves, resizeCurves, redrawAll, showAxes, takeCurves } from "./curves.js";
 import { drawTime, forgetTime, takeTime } from "./time.js";
 import { offerLogs, showLog } from "./log.js";
 import { resizeTrials, showTrials } from "./trials.js";
