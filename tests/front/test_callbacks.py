@@ -114,6 +114,18 @@ def test_the_end_is_told_of_a_run_that_fails_when_it_is_written_down(
     assert notes.told[-1] == ("stopped" if error is KeyboardInterrupt else "failed")
 
 
+def test_ctrl_c_at_the_end_interrupts_one_callback_and_the_others_hear_of_it(config):
+    class Interrupted:
+        def on_end(self, end):
+            raise KeyboardInterrupt
+
+    notes = Notes()
+    callbacks = Callbacks([Interrupted(), notes], config.parent, load_config(config))
+    with pytest.raises(KeyboardInterrupt):
+        callbacks.end(EndedRun("finished"))
+    assert notes.told == ["finished"]
+
+
 def test_any_of_the_methods_is_enough(config, warm):
     class Ends:
         def on_end(self, end):

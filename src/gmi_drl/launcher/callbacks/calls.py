@@ -104,12 +104,12 @@ class Callbacks:
                 self._call(index, "on_iteration", metrics["iteration"], metrics)
 
     def _all(self, event: str, *args: object) -> None:
-        """Calls all callbacks; where failures are fatal, raises the first after the last call."""
-        first: CallbackError | None = None
+        """Calls all callbacks; raises Ctrl-C, or the first fatal failure, after the last call."""
+        first: CallbackError | KeyboardInterrupt | None = None
         for index, _ in enumerate(self._callbacks):
             try:
                 self._call(index, event, *args)
-            except CallbackError as error:
+            except (CallbackError, KeyboardInterrupt) as error:
                 first = first or error
         if first is not None:
             raise first
