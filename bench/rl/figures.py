@@ -151,13 +151,13 @@ def figure7(options: argparse.Namespace) -> None:
 def table3(options: argparse.Namespace) -> None:
     for name, arguments in OBSERVATIONS.items():
         ways = {
-            kind.name: lambda kind=kind, arguments=arguments: training(
+            kind.__name__: lambda kind=kind, arguments=arguments: training(
                 kind, rl.PPO, options.seconds, **arguments
             )
             for kind in (rl.Local, rl.AllReduce)
         }
         results = in_turn(ways, options.rounds)
-        local, reduced = (results[kind.name] for kind in (rl.Local, rl.AllReduce))
+        local, reduced = (results[kind.__name__] for kind in (rl.Local, rl.AllReduce))
         emit_pairs(
             "rl_figures", f"table3/{name}", "steps/s", [run["steps_per_s"] for run in local],
             [run["steps_per_s"] for run in reduced],

@@ -173,7 +173,7 @@ class Saver:
         return checkpoint.newest(
             self._folder,
             lambda manifest: manifest.get("session") == session,
-            parts_of(self._gmi_id),
+            ["shared", f"gmi{self._gmi_id}"],
         )
 
     def mend(self) -> None:
@@ -209,11 +209,6 @@ class Saver:
 def folder_of(run: Path) -> Path:
     """Returns the folder of a run's checkpoints."""
     return run / "checkpoints"
-
-
-def parts_of(gmi_id: int) -> tuple[str, str]:
-    """Returns the parts of a checkpoint that a GMI which trains loads."""
-    return "shared", f"gmi{gmi_id}"
 
 
 def gmis_of(layout: Layout) -> list[list[int]]:

@@ -393,7 +393,7 @@ class Training:
         if saved is None:
             if resume is None:
                 return
-            saved = checkpoint.find(resume, saving.parts_of(gmi_id))
+            saved = checkpoint.find(resume, ["shared", f"gmi{gmi_id}"])
         self._restored = str(saved.folder)
         compare(saved, self._description, _REMEDY)
         shared = saved.load("shared")

@@ -28,7 +28,6 @@ class AsyncSamples(Learning):
     Each sample is trained on once.
     """
 
-    name = "async_samples"
     trains_on = "sent experience"
 
     def __init__(

@@ -43,7 +43,6 @@ class EvaluatorOptimizer(ABC):
     parameters, `dropped` the samples that came too late and were left out.
     """
 
-    name: ClassVar[str] = ""
     trains_on: ClassVar[str] = "fresh experience"
     single_step: ClassVar[bool] = False  # needs an algorithm that takes one step for each batch
 

@@ -23,8 +23,6 @@ from .base import Learning
 class AllReduce(Learning):
     """Every evaluator differentiates its own sample; the mean of their gradients is applied."""
 
-    name = "all_reduce"
-
     def __init__(
         self,
         algorithm: type[Algorithm],
@@ -76,7 +74,6 @@ class AsyncGradients(Learning):
     steps that the others' gradients took since its parameters were sent.
     """
 
-    name = "async_gradients"
     single_step = True
 
     def __init__(self, algorithm: type[Algorithm], evaluators: Sequence[Any], **rest: Any) -> None:

@@ -23,8 +23,6 @@ from .joined import JoinedSamples
 class Local(Learning):
     """Evaluators sample; all epochs are trained here, and the weights go back."""
 
-    name = "local"
-
     def __init__(
         self,
         algorithm: type[Algorithm],

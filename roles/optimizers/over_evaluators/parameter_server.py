@@ -68,7 +68,6 @@ class ParameterShard:
 class ParameterServer(EvaluatorOptimizer):
     """Each evaluator pulls parameters, pushes a gradient, and goes on: nobody waits for another."""
 
-    name = "parameter_server"
     single_step = True
 
     def __init__(

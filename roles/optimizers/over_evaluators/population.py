@@ -30,7 +30,6 @@ class Population(Learning):
     first or dies.
     """
 
-    name = "population"
     trains_on = "returns"
 
     def __init__(

@@ -29,7 +29,6 @@ from .joined import JoinedSamples
 class Replay(Learning):
     """All evaluators sample, and the updates that are due for their samples are made."""
 
-    name = "replay"
     trains_on = "kept experience"
 
     def __init__(self, algorithm: type[Algorithm], evaluators: Sequence[Any], **rest: Any) -> None:
@@ -99,8 +98,6 @@ class Apex(Replay):
     where the replay draws by priorities. The `lag` of a sample is the number of updates that were
     made since its policy.
     """
-
-    name = "apex"
 
     def __init__(self, algorithm: type[Algorithm], evaluators: Sequence[Any], **rest: Any) -> None:
         super().__init__(algorithm, evaluators, **rest)
