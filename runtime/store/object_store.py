@@ -250,8 +250,10 @@ class ObjectStore:
             out.append(Lost(key, f"it could not be read back from disk: {error}"))
         else:
             assert stored.offset is not None
-            stored.state, stored.pins, stored.waiting = "memory", stored.waiting, 0
-            out += [ObjectPinned(key, stored.offset, stored.nbytes)] * stored.pins
+            stored.state = "memory"
+            stored.pins += stored.waiting
+            out += [ObjectPinned(key, stored.offset, stored.nbytes)] * stored.waiting
+            stored.waiting = 0
         return self._serve(out)
 
     # Room

@@ -249,6 +249,20 @@ def test_what_is_written_to_disk_at_once_is_read_back_or_removed_like_others():
     assert (store.spilled_bytes, store.used_bytes) == (0, 0)
 
 
+def test_an_object_that_is_made_again_on_disk_keeps_the_pins_of_the_one_before():
+    store = filled(b"a")
+    store.pin(b"a")
+    store.delete(b"a")
+    store.create_on_disk(b"a", PAGE)
+    store.seal(b"a")
+    assert kinds(store.pin(b"a")) == [("Restore", b"a")]
+    assert kinds(store.restored(b"a")) == [("ObjectPinned", b"a")]
+    store.unpin(b"a")
+    assert store.used_bytes == 2 * PAGE  # the one before may still be looked at
+    store.unpin(b"a")
+    assert store.used_bytes == PAGE
+
+
 def test_mistakes_of_the_caller_are_errors():
     store = filled(b"a")
     with pytest.raises(ValueError, match="61 exists already"):
