@@ -18,6 +18,7 @@ import signal
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -67,8 +68,11 @@ class Connection:
         self._changed = threading.Condition()  # for threads that wait while another one reads
         self._waiters = 0
         self._ended = False
-        self._slots: dict[bytes, Slot] = {}
+        # Those of which there are references here.
+        self._slots: weakref.WeakValueDictionary[bytes, Slot] = weakref.WeakValueDictionary()
+        self._slots_lock = threading.Lock()
         self._replies: dict[int, tuple[bool, Any]] = {}
+        self._unwanted: dict[int, tuple[str, bytes]] = {}  # requests of calls that were cancelled
         self._requests = itertools.count(1)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.poll()
@@ -78,7 +82,6 @@ class Connection:
         self._anything = functools.partial(self._poll.poll, 0)
         self._known: set[bytes] = set()  # functions that this process has sent to the driver
         self.note = self.sender.note
-        self.sender.forget = lambda id: self._slots.pop(id, None)
 
     def listen(self) -> None:
         """Begins to read the urgent socket; called in the main thread."""
@@ -101,7 +104,8 @@ class Connection:
     # What references need, and what the functions of the API call.
 
     def slot(self, id: bytes, call: str) -> Slot:
-        return self._slots.get(id) or self._slots.setdefault(id, Slot(id, call))
+        with self._slots_lock:
+            return self._slots.get(id) or self._slots.setdefault(id, Slot(id, call))
 
     def want(self, slots: Sequence[Slot], values: bool) -> None:
         ids = [slot.id for slot in slots if slot.state != HERE and slot.id]
@@ -188,16 +192,36 @@ class Connection:
     def request(self, method: str, *args: Any) -> Any:
         """Makes a request of the driver; returns its answer, or raises it if that is an error."""
         number = next(self._requests)
-        self._send(Kind.REQUEST, number, (method, args))
-        if not self.pump(lambda: number in self._replies, None):
-            raise ActorRuntimeError("the driver is gone")
-        failed, value = self._replies.pop(number)
+        try:
+            self._send(Kind.REQUEST, number, (method, args))
+            if not self.pump(lambda: number in self._replies, None):
+                raise ActorRuntimeError("the driver is gone")
+            failed, value = self._replies.pop(number)
+        except TaskCancelledError:
+            self._unwanted[number] = method, args[0] if args else b""
+            self._drop_unwanted(number)
+            raise
         if failed:
             try:
                 raise value
             finally:
                 del value  # else its traceback keeps this frame alive, and those it was called by
         return value
+
+    def _drop_unwanted(self, number: int) -> None:
+        """Gives back what a request has got, once it is answered, if its call was cancelled."""
+        if number not in self._replies or (request := self._unwanted.pop(number, None)) is None:
+            return
+        method, id = request
+        failed, value = self._replies.pop(number)
+        if failed or value is None:
+            return
+        if method == "pin":
+            self.sender.unpin(id)
+        elif method == "create":
+            number = next(self._requests)
+            self._unwanted[number] = "abandon", id
+            self._send(Kind.REQUEST, number, ("abandon", (id,)))
 
     def _send(self, kind: Kind, id: int, value: Any) -> None:
         self.sender.send(framing.frame(kind, id, pickle.dumps(value, 5)))
@@ -287,6 +311,7 @@ class Connection:
                 slot.arrived()
         elif kind == Kind.REPLY:
             self._replies[message.id] = pickle.loads(message.body)
+            self._drop_unwanted(message.id)
         elif kind == Kind.FUNCTION:
             id, _, body = pickle.loads(message.body)
             if body:

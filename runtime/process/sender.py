@@ -11,7 +11,7 @@ import collections
 import pickle
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from gmi_drl.runtime.wire import framing
@@ -25,7 +25,6 @@ class MessageSender:
     """Is the sending half of the connection to the driver, for any thread."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.forget: Callable[[bytes], object] = bytes  # called with ids without references here
         self._sock = sock
         self._sending = threading.Lock()
         self._notes: collections.deque[tuple[bytes, int]] = collections.deque()  # change 0: unpin
@@ -120,7 +119,6 @@ class MessageSender:
                 self._counts[id] = count
             else:
                 self._counts.pop(id, None)
-                self.forget(id)
             if not previous_count or not count:
                 changes.append((id, change))
         frames = b""

@@ -117,6 +117,16 @@ def test_a_reference_inside_a_result_lives_as_long_as_the_result():
         assert runtime.get(runtime.get(holder, LONG)[0], LONG)[-1] == 49_999
 
 
+def test_a_reference_that_came_before_and_was_dropped_can_come_again():
+    def looks_twice(box):
+        assert len(runtime.get(box[0])) == 1  # and what is in it is dropped
+        (inside,) = runtime.get(box[0])
+        return runtime.get(inside, 20)
+
+    outer = runtime.put([runtime.put(7)])
+    assert runtime.get(runtime.remote(looks_twice).remote([outer]), LONG) == 7
+
+
 def test_a_reference_travels_through_tasks_that_do_not_look_at_it():
     ref = runtime.put(np.arange(30_000))
     boxed = [ref]
