@@ -20,7 +20,13 @@ from gmi_drl.runtime.gcs.tables import EventRow
 from gmi_drl.runtime.process import descendants
 from gmi_drl.runtime.process.logs import log_tail
 from gmi_drl.runtime.process.run_directory import working_directory
-from gmi_drl.runtime.scheduler.events import StartWorker, StopWorker, WorkerLost, WorkerStarted
+from gmi_drl.runtime.scheduler.events import (
+    StartWorker,
+    StopWorker,
+    WorkerLost,
+    WorkerNotStarted,
+    WorkerStarted,
+)
 from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, Build, Exited, Kind, Ready, SpawnRequest
 
@@ -104,12 +110,10 @@ class Spawner:
             self._tell(WorkerLost(process.number))
 
     def _not_started(self, device: int, error: ForkServerError) -> None:
-        """Fails the queued tasks of a device unless it has another worker."""
-        if not any(process.actor is None for process in self.processes.values()):
+        """Fails the queued tasks unless there is another worker that does not wait for one."""
+        if all(process.actor or process.blocked for process in self.processes.values()):
             self._driver.tasks.fail_queued(error)
-        number = next(self._numbers)  # to the scheduler a worker started, and was lost
-        self._tell(WorkerStarted(number, device))
-        self._tell(WorkerLost(number))
+        self._tell(WorkerNotStarted(device))
 
     def stop_worker(self, stop: StopWorker) -> None:
         """Ends an idle worker."""

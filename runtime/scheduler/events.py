@@ -94,6 +94,13 @@ class WorkerStarted:
 
 
 @dataclass(slots=True)
+class WorkerNotStarted:
+    """A worker could not be started; the next event of its device may ask for it again."""
+
+    device: int
+
+
+@dataclass(slots=True)
 class WorkerLost:
     """A worker is gone. Its tasks are forgotten; the driver submits again what is to run again."""
 
@@ -121,8 +128,8 @@ class ActorGone:
 
 
 Event: TypeAlias = (
-    Submitted | Finished | Blocked | Unblocked | Cancelled | WorkerStarted | WorkerLost | Returned
-    | Ticked | ActorSubmitted | ActorGone
+    Submitted | Finished | Blocked | Unblocked | Cancelled | WorkerStarted | WorkerNotStarted
+    | WorkerLost | Returned | Ticked | ActorSubmitted | ActorGone
 )  # fmt: skip
 
 
@@ -136,7 +143,7 @@ class Run:
 
 @dataclass(slots=True)
 class StartWorker:
-    """Start one more worker process; `WorkerStarted` answers."""
+    """Start one more worker process; `WorkerStarted` or `WorkerNotStarted` answers."""
 
     device: int
 
