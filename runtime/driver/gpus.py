@@ -57,7 +57,7 @@ class Gpus:
                     call = process.to_send[0].task
                 if call is not None:
                     allocations.append((process.gpu_ids, call.demand.get("GPU", 0.0)))
-        for actor in self._actors.values():
+        for actor in list(self._actors.values()):  # other threads add to it
             if actor.gpu_ids and not actor.dead and actor.device == device:
                 allocations.append((actor.gpu_ids, actor.demand["GPU"]))
         return allocations

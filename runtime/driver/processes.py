@@ -65,6 +65,7 @@ class Process:
         self.creating: set[bytes] = set()  # objects it is writing
         self.wanted: set[bytes] = set()  # objects that its call waits for
         self.blocked = False
+        self.dropped = 0  # records that it has dropped so far
         self.end_reason = ""  # why it is being ended from outside
         self.exited: Exited | None = None
         self.silent = False  # it has closed its socket
@@ -142,7 +143,7 @@ class Actor:
         self.checkpoint = 0  # the sequence number of the last one
         self.checkpoint_slot: Slot | None = None
         self.rebuilding_failed: Slot | None = None  # what __init__ or restore raised after a crash
-        self.records: collections.deque[framing.Message] = collections.deque(maxlen=RECORDS_KEPT)
+        self.records: collections.deque[bytes] = collections.deque(maxlen=RECORDS_KEPT)
         self.dropped = 0  # records that were lost for want of room
         self.stop_requested = False
         self.end_reason = ""  # why it is being ended from outside
@@ -255,11 +256,16 @@ class Actor:
         """Returns its death as a fresh exception, as each raise adds to a traceback."""
         return ActorDiedError(*self._death)
 
-    def take_records(self) -> Iterator[packing.Part]:
+    def add_record(self, record: bytes, dropped: int) -> None:
+        """Adds a record, before which its process has dropped so many."""
+        self.dropped += dropped + (len(self.records) == self.records.maxlen)
+        self.records.append(record)
+
+    def take_records(self) -> Iterator[bytes]:
         """Yields the records that nobody has fetched, and forgets them."""
         with contextlib.suppress(IndexError):
             while True:
-                yield self.records.popleft().body
+                yield self.records.popleft()
 
     def write_stacks(self, timeout: timedelta) -> bool:
         """Has its process write the stacks of its threads to its log; False if that fails."""

@@ -43,7 +43,8 @@ class Requests:
                 self._loop.defer(lambda: self._dispatch.proceed(process))
         elif kind == Kind.RECORD:
             if process.actor is not None:
-                self._record(process.actor, message)
+                process.actor.add_record(message.body, message.id - process.dropped)
+                process.dropped = message.id
         elif kind == Kind.SUBMIT:
             task = TaskSpec(*pickle.loads(message.body))
             self._tasks.submit(task, process.number, process.device)
@@ -122,11 +123,6 @@ class Requests:
             process.blocked = False
             self._tell(Unblocked(process.scheduled_as))
 
-    def _record(self, actor: Actor, message: framing.Message) -> None:
-        records = actor.records
-        actor.dropped = message.id + max(0, len(records) + 1 - (records.maxlen or 0))
-        records.append(message)
-
     def _request(self, process: Process, message: framing.Message) -> None:
         number, (method, args) = message.id, pickle.loads(message.body)
 
@@ -180,7 +176,7 @@ class Requests:
         elif method == "names":
             then(sorted(self._actors.names))
         elif method == "actors":
-            then([actor.state_fields() for actor in self._actors.table.values()])
+            then([actor.state_fields() for actor in list(self._actors.table.values())])
         elif method == "kill":
             id, no_restart, reason = args
             actor = self._actors.table.get(id)

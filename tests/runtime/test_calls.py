@@ -9,6 +9,7 @@ import pytest
 
 from bodies_runtime import Probe
 from gmi_drl import runtime
+from gmi_drl.runtime.driver import processes
 from runtime_engines import held
 
 LONG = timedelta(seconds=30)
@@ -182,3 +183,14 @@ def test_records_of_a_dead_actor_can_still_be_read(start):
 def test_outside_an_actor_there_is_nobody_to_tell():
     assert runtime.emit({"loss": 1.0}) is False
     assert runtime.stop_requested() is False
+
+
+def test_records_that_are_dropped_here_are_all_counted(start, monkeypatch):
+    monkeypatch.setattr(processes, "RECORDS_KEPT", 10)
+    actor = start(Probe)
+    for _ in range(3):
+        runtime.get(actor.tell.remote(7), LONG)
+    assert runtime.dropped_records(actor) == 11
+    assert len(runtime.records(actor)) == 10
+    runtime.get(actor.tell.remote(7), LONG)
+    assert runtime.dropped_records(actor) == 11
