@@ -82,6 +82,9 @@ DIFFERENT = {
         "test_what_init_started_and_called_is_known_again_and_goes_with_the_actor": CALLED_AGAIN,
         "test_a_call_one_of_whose_results_was_dropped_is_not_made_again": CALLED_AGAIN,
         "test_calls_that_went_to_the_dead_process_come_before_later_ones": LOOKS,
+        "test_a_method_that_was_cancelled_is_not_run_again_after_a_crash": RUNNING_METHOD,
+        "test_a_call_that_waits_to_be_sent_again_can_be_cancelled": LOOKS,
+        "test_an_actor_whose_state_cannot_be_restored_says_why": LOOKS,
         "test_a_method_that_always_kills_it_uses_the_restarts_up": HOW_IT_DIED,
         "test_only_calls_that_were_running_in_their_group_are_given_up": IN_ORDER,
         "test_a_lost_answer_of_a_method_says_why_it_cannot_be_made_again": LOOKS,
@@ -95,6 +98,7 @@ DIFFERENT = {
         "test_an_async_actor_can_leave": HOW_IT_DIED,
     },
     "test_calls.py": {
+        "test_records_that_are_dropped_here_are_all_counted": LOOKS,
         "test_shared_memory_goes_both_ways": MEMFD,
     },
     "test_cancel.py": {
@@ -144,6 +148,7 @@ DIFFERENT = {
         "test_one_lost_result_of_several_is_made_again_and_the_others_stay": LOOKS,
         "test_a_lost_item_of_a_generator_is_made_again": LOOKS,
         "test_a_put_value_that_is_lost_says_that_it_cannot_be_made_again": LOOKS,
+        "test_an_argument_that_is_lost_while_its_call_waits_fails_the_call": LOOKS,
     },
     "test_resources.py": {
         "test_what_no_device_has_is_refused_in_words[options4-4]": DEVICE,

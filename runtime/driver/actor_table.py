@@ -12,6 +12,7 @@ then the calls that were not answered: the stateful edges of the Ray paper, figu
 from __future__ import annotations
 
 import collections
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from gmi_drl.runtime.wire.protocol import Build, Exited, Kind, Place
 
 from .processes import Actor, Process
 from .task import CANCELLED, TaskSpec
+from .task_table import cancelled_error
 from .unretrieved_errors import NOBODY
 
 if TYPE_CHECKING:
@@ -219,8 +221,8 @@ class ActorTable:
             task = queue.popleft()
             if live.get(task.id) is task:  # else one of its inputs failed, or it was cancelled
                 self._send(actor, task)
-        if queue is not None and not queue:
-            del actor.waiting[line]
+        if not queue:
+            actor.waiting.pop(line, None)
 
     def _send(self, actor: Actor, task: TaskSpec) -> None:
         if actor.process is None:
@@ -272,7 +274,7 @@ class ActorTable:
         if creation_failed or on_purpose or exhausted or broken:
             self._end(actor, exited, actor.end_reason or process.end_reason or broken)
             return
-        given_up: list[TaskSpec] = []
+        given_up: dict[TaskSpec, BaseException] = {}
         if not process.never_forked:
             death = actor.death_by(exited, process.end_reason)
             actor.deaths.append(death)
@@ -280,7 +282,7 @@ class ActorTable:
             text = str(death).splitlines()[0]
             self._gcs.put(EventRow(time.time(), "actor restarted", actor.id, text))
             self._record(actor, "restarting")
-            given_up = [task for task in actor.begun() if not self._retries(actor, task)]
+            given_up = self._given_up(actor, death)
         calls = [*process.calls.values(), *(call.task for call in process.to_send)]
         process.calls, process.to_send = {}, collections.deque()
         unanswered = sorted(
@@ -297,24 +299,30 @@ class ActorTable:
         for task in actor.log:
             self._dispatch.add(task, successor, replayed=True)
         for task in unanswered:
+            task.process = None
             if task not in given_up:
                 self._dispatch.add(task, successor)
-        for task in given_up:  # last, so that no later call overtakes those above
-            error = ActorDiedError(*death.fields())
-            error.reason = (
-                f"{task.name} was running, and max_task_retries={actor.retries(task)} of it are "
-                "used up. The actor was restarted, and goes on without this call"
-            )
+        for task, error in given_up.items():  # last, so that no later call overtakes those above
             self._tasks.fail(task, error)
         # First the calls are handled that went directly to the dead process.
         self._loop.post(self._allow_direct_calls, actor)
 
-    def _retries(self, actor: Actor, task: TaskSpec) -> bool:
-        """Tells whether a call that was running at a crash is run again, and counts it."""
-        if self._live.get(task.id) is not task:
-            return True
-        task.retries += 1
-        return actor.retries(task) < 0 or task.retries <= actor.retries(task)
+    def _given_up(self, actor: Actor, death: ActorDiedError) -> dict[TaskSpec, BaseException]:
+        """Counts a crash for the calls that were running; returns errors of those not run again."""
+        given_up: dict[TaskSpec, BaseException] = {}
+        for task in actor.begun():
+            if self._live.get(task.id) is not task:
+                continue
+            task.retries += 1
+            if task.state == CANCELLED:  # what it had done is not known
+                given_up[task] = cancelled_error(task)
+            elif 0 <= (limit := actor.retries(task)) < task.retries:
+                given_up[task] = error = ActorDiedError(*death.fields())
+                error.reason = (
+                    f"{task.name} was running, and max_task_retries={limit} of it are used up. The "
+                    "actor was restarted, and goes on without this call"
+                )
+        return given_up
 
     def _allow_direct_calls(self, actor: Actor) -> None:
         with actor.sending:
@@ -386,10 +394,16 @@ class ActorTable:
         if not restart:
             actor.end_reason = actor.end_reason or reason
         if actor.process is None:
-            self.end_unstarted(actor, actor.end_reason)
+            if not restart or not actor.options.max_restarts:
+                self.end_unstarted(actor, reason)
         else:
             actor.process.end_reason = reason
             self._spawner.signal(actor.process, number)
+
+    def cannot_build(self, actor: Actor, task: TaskSpec, error: BaseException) -> None:
+        """Ends an actor whose creation, or a call that restores its state, cannot be sent."""
+        reason = f"it could not be built, as {task.name} cannot be run: {error}"
+        self.signal(actor, signal.SIGKILL, reason)
 
     def end_unstarted(self, actor: Actor, reason: str, cause: BaseException | None = None) -> None:
         """Ends an actor that has no process."""

@@ -83,7 +83,9 @@ class Dispatch:
                 # An input was lost. Deferred, as the scheduler may be deciding right now.
                 self._loop.defer(lambda: self._take_back(task, process, slots))
                 return
-            stored_ids = [slot.id for slot in slots if slot.stored or slot.state == PENDING]
+            stored_ids = [
+                slot.id for slot in slots if slot.stored or slot.state == PENDING or slot.failed
+            ]
         if task.body_id:
             stored_ids.append(task.body_id)
         if not stored_ids and not process.to_send:
@@ -227,6 +229,10 @@ class Dispatch:
             self._objects.unpin(id)
 
     def _fail(self, call: PendingCall, process: Process, error: BaseException) -> None:
+        actor = process.actor
+        if actor is not None and (call.replayed or call.task is actor.creation):
+            self._driver.actors.cannot_build(actor, call.task, error)
+            return  # it stays the next one to be sent: no other call comes before its end
         process.to_send.remove(call)
         self._unpin(call, process)
         if not call.task.actor:

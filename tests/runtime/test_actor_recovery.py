@@ -375,3 +375,50 @@ def test_only_calls_that_were_running_in_their_group_are_given_up(tmp_path):
     gate.touch()
     assert runtime.get(behind, LONG) is None
     assert [bodies.marks(tmp_path / name) for name in ("first", "io", "behind")] == [1, 1, 1]
+
+
+def test_a_method_that_was_cancelled_is_not_run_again_after_a_crash(tmp_path):
+    class Dies(bodies.Counter):
+        def wait(self, path):
+            bodies.mark(path)
+            try:
+                bodies.wait_for_file(path.with_name("never"))
+            finally:  # it is cancelled
+                bodies.kill_self()
+
+    actor = counter(cls=Dies)
+    call, after = actor.wait.remote(tmp_path / "n"), actor.add.remote()
+    bodies.pid_in(tmp_path / "n")
+    runtime.cancel(call)
+    with pytest.raises(runtime.TaskCancelledError):
+        runtime.get(call, LONG)
+    assert runtime.get(after, LONG) == 1
+    assert bodies.marks(tmp_path / "n") == 1
+
+
+def test_a_call_that_waits_to_be_sent_again_can_be_cancelled(shared, tmp_path, monkeypatch):
+    actor = counter()
+    array = runtime.put(np.ones(50_000))
+    call = actor.add_slowly.remote(array, tmp_path / "began", tmp_path / "go")
+    pid = bodies.pid_in(tmp_path / "began")
+    with monkeypatch.context() as held:
+        held.setattr(shared.dispatch, "_pin", lambda *_: None)  # as if it came from disk
+        os.kill(pid, signal.SIGKILL)
+        bodies.until(lambda: shared.actors.table[actor._id].restarts, "a new process")
+        runtime.cancel(call)
+        with pytest.raises(runtime.TaskCancelledError):
+            runtime.get(call, LONG)
+    assert runtime.get(actor.add.remote(), LONG) == 1
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_actor_whose_state_cannot_be_restored_says_why(shared, is_first):
+    """What it was built from, or what a call that is run again was given, is lost."""
+    array = runtime.put(np.zeros(50_000))
+    actor = counter(*[array] * is_first)
+    assert runtime.get(actor.keep.remote(None if is_first else array), LONG) == 1
+    lose(array)
+    os.kill(runtime.process_id(actor), signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(runtime.ActorDiedError, match=r"could not be built, .* is lost: a test"):
+            runtime.get(actor.add.remote(), LONG)

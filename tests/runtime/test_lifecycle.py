@@ -18,6 +18,7 @@ import bodies_tasks
 from bodies_runtime import Probe
 from gmi_drl import runtime
 from gmi_drl.runtime.api import session
+from gmi_drl.runtime.driver import processes
 
 LONG = timedelta(seconds=30)
 SHORT = timedelta(milliseconds=100)
@@ -361,3 +362,26 @@ def test_a_future_whose_result_has_not_come_fails_at_shutdown(tmp_path):
     runtime.shutdown()
     with pytest.raises(runtime.NotRunningError):
         future.result(LONG.total_seconds())
+
+
+def test_an_actor_that_was_not_started_yet_survives_a_kill_with_restart(fresh):
+    many = {"num_cpus": os.cpu_count(), "max_restarts": 1}
+    first, second = (runtime.remote(Probe).options(**many).remote() for _ in range(2))
+    assert runtime.get(first.add.remote(), LONG) == 1
+    call = second.add.remote()
+    runtime.kill(second, no_restart=False)
+    runtime.kill(first)
+    assert runtime.get(call, LONG) == 1
+
+
+def test_actors_may_start_while_they_are_listed(fresh, monkeypatch):
+    described, more = processes.Actor.state_fields, []
+
+    def describe(actor):
+        more.append(runtime.remote(Probe).remote())  # as another thread might just then
+        return described(actor)
+
+    monkeypatch.setattr(processes.Actor, "state_fields", describe)
+    first = runtime.remote(Probe).remote()
+    assert [actor.class_name for actor in runtime.util.state.list_actors()] == ["Probe"]
+    assert runtime.get([actor.add.remote() for actor in (first, *more)], LONG) == [1, 1]

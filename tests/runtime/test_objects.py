@@ -341,3 +341,42 @@ def test_no_call_overtakes_what_the_actor_is_built_from(stopped):
     actor = runtime.remote(bodies.Counter).remote(large)
     bodies.until(lambda: driver.actors.table[actor._id].process is not None, "a process")
     assert runtime.get(actor.keep.remote(7), LONG) == 1
+
+
+def test_what_a_cancelled_call_has_asked_for_is_given_back(small, tmp_path):
+    def reads(box):
+        bodies.mark(tmp_path / "reads")
+        runtime.get(box[0])
+
+    def puts():
+        bodies.mark(tmp_path / "puts")
+        runtime.put(np.zeros(3 * MIB))
+
+    store, go = small.objects.store, threading.Event()
+    first = runtime.put(np.ones(3 * MIB))
+    second = runtime.put(np.ones(3 * MIB))  # the first goes to disk for it
+    bodies.until(lambda id=first.id: store.state(id) == "disk", "a value on disk")
+    small.objects._on_disk(lambda _: go.wait(60), None)
+    for call, asked in (
+        (runtime.remote(puts).remote(), lambda: small.objects._creating),
+        (runtime.remote(reads).remote([first]), lambda: small.objects._pinning),
+    ):
+        bodies.until(asked, "what it asks for")
+        runtime.cancel(call)
+        with pytest.raises(runtime.TaskCancelledError):
+            runtime.get(call, LONG)
+    go.set()
+    del first, second, call, asked
+    bodies.until(lambda: small.post(int) or not store.used_bytes, "memory given back")
+
+
+def test_an_argument_that_is_lost_while_its_call_waits_fails_the_call(shared, tmp_path):
+    actor = runtime.remote(bodies.Counter).remote()
+    array = runtime.put(np.zeros(50_000))
+    blocked = actor.keep.remote(runtime.remote(bodies.wait_for_file).remote(tmp_path / "go"))
+    calls = [actor.keep.remote(array), actor.keep.remote(1)]
+    lose(array)
+    (tmp_path / "go").touch()
+    assert runtime.get([blocked, calls[1]], LONG) == [1, 2]
+    with pytest.raises(runtime.ObjectLostError):
+        runtime.get(calls[0], LONG)
