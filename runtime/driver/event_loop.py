@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gmi_drl.runtime.api.refs import Gate
 from gmi_drl.runtime.errors import ActorRuntimeError
 from gmi_drl.runtime.process.spin import Spin
-
-from .channel import SocketChannel
+from gmi_drl.runtime.wire.channel import SocketChannel
 
 if TYPE_CHECKING:
     from .driver import Driver

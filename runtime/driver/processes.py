@@ -22,9 +22,9 @@ from gmi_drl.runtime.errors import ActorDiedError
 from gmi_drl.runtime.gcs.tables import ActorRow
 from gmi_drl.runtime.process.logs import log_tail, write_stacks
 from gmi_drl.runtime.wire import framing, packing
+from gmi_drl.runtime.wire.channel import SocketChannel
 from gmi_drl.runtime.wire.protocol import CallFailure, Exited, Kind, SpawnRequest
 
-from .channel import SocketChannel
 from .task import TaskSpec
 
 RECORDS_KEPT: Final = 100_000  # undrained records per actor

@@ -28,9 +28,9 @@ from gmi_drl.runtime.scheduler.events import (
     WorkerStarted,
 )
 from gmi_drl.runtime.wire import framing
+from gmi_drl.runtime.wire.channel import ClosedLater, SocketChannel
 from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, Build, Exited, Kind, Ready, SpawnRequest
 
-from .channel import SocketChannel
 from .processes import Actor, Process
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Spawner:
             sock.close()
             child_sock.close()
             raise
-        child_socks = _Closing(child_sock, child_urgent)
+        child_socks = ClosedLater(child_sock, child_urgent)
         process = Process(number, device, log, keep_log, (sock, urgent), actor=actor)
         self.processes[number] = process
         self._loop.listen(sock.fileno(), lambda: self._on_process(process))
@@ -287,14 +287,3 @@ def _pair() -> tuple[socket.socket, socket.socket]:
             f"no more processes can be started: {error.strerror}. Each takes two files of the "
             "process that called init(): raise its limit (ulimit -n), or start fewer."
         ) from error
-
-
-class _Closing:
-    """Closes sockets when it is dropped, which is once their copies have been sent."""
-
-    def __init__(self, *socks: socket.socket) -> None:
-        self._socks = socks
-
-    def __del__(self) -> None:
-        for sock in self._socks:
-            sock.close()

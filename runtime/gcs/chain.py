@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from gmi_drl.runtime.process.child_setup import python_path
 from gmi_drl.runtime.wire import framing
+from gmi_drl.runtime.wire.channel import ClosedLater, SocketChannel
 
 from . import membership as do
 from .database import AnyRow, GcsError
@@ -69,8 +70,7 @@ class ReplicaProcess:
         self.ready = False
         self.pinged_s = 0.0
         self._selector = selector
-        self._out: collections.deque[tuple[memoryview, list[int]]] = collections.deque()
-        self.sock, remote = socket.socketpair()
+        self._sock, remote = socket.socketpair()
         try:
             command = ["-P", "-m", f"{__package__}.replica", str(remote.fileno()), str(os.getpid())]
             self.process = subprocess.Popen(
@@ -82,56 +82,33 @@ class ReplicaProcess:
                 start_new_session=True,  # Ctrl-C is not for them
             )
         except BaseException:
-            self.sock.close()
+            self._sock.close()
             raise
         finally:
             remote.close()
-        self.sock.setblocking(False)
-        self.reader = framing.Reader()
-        selector.register(self.sock, selectors.EVENT_READ, self)
+        self.channel = SocketChannel(self._sock)
+        selector.register(self._sock, selectors.EVENT_READ, self)
 
-    def send(self, data: bytes, fd: int = -1) -> None:
-        """Sends data, or queues it for `send_more`, and owns the descriptor from here on."""
-        self._out.append((memoryview(data), [] if fd < 0 else [fd]))
-        if len(self._out) == 1:
-            self.send_more()
+    def send(self, data: bytes, sock: socket.socket | None = None) -> None:
+        """Sends data, with a socket that is closed here then, or queues it for `send_more`."""
+        if sock is None:
+            self.channel.queue(data)
+        else:
+            self.channel.queue(data, [sock.fileno()], ClosedLater(sock))
+        self.send_more()
 
     def send_more(self) -> None:
-        try:
-            while self._out:
-                data, fds = self._out[0]
-                sent = socket.send_fds(self.sock, [data], fds, socket.MSG_NOSIGNAL)
-                for fd in fds:
-                    os.close(fd)
-                if sent < len(data):
-                    self._out[0] = (data[sent:], [])
-                else:
-                    self._out.popleft()
-        except BlockingIOError:
-            self._watch(selectors.EVENT_READ | selectors.EVENT_WRITE)
-        except OSError:  # it is gone: the next read says so
-            self._forget_out()
-            self._watch(selectors.EVENT_READ)
-        else:
-            self._watch(selectors.EVENT_READ)
+        events = selectors.EVENT_READ
+        if not self.channel.write():
+            events |= selectors.EVENT_WRITE
+        if self._selector.get_key(self._sock).events != events:
+            self._selector.modify(self._sock, events, self)
 
     def end(self) -> None:
         """Kills the process, without waiting for its end."""
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(self.sock)
-        self._forget_out()
-        self.sock.close()
+        self._selector.unregister(self._sock)
+        self.channel.close()
         self.process.kill()
-
-    def _watch(self, events: int) -> None:
-        if self._selector.get_key(self.sock).events != events:
-            self._selector.modify(self.sock, events, self)
-
-    def _forget_out(self) -> None:
-        for _, fds in self._out:
-            for fd in fds:
-                os.close(fd)
-        self._out.clear()
 
 
 class Chains:
@@ -287,15 +264,7 @@ class Chains:
             chain.unsafe.append((put_before, chain.version))
 
     def _receive(self, member: ReplicaProcess) -> None:
-        try:
-            messages = member.reader.read(member.sock)
-        except BlockingIOError:
-            return
-        except OSError:
-            messages = None
-        if messages is None:
-            self._lost(member)
-            return
+        messages, is_open = member.channel.read()
         member.pinged_s = 0.0
         state = member.chain.state
         for message in messages:
@@ -311,6 +280,8 @@ class Chains:
         while unacked and unacked[0][0] <= state.acked:
             unacked.popleft()
             member.chain.moved_s = time.monotonic()
+        if not is_open:
+            self._lost(member)
 
     def _lost(self, member: ReplicaProcess) -> None:
         self._end(member)
@@ -336,9 +307,9 @@ class Chains:
                 self._send(step.member, state)
             elif isinstance(step, do.Connect):
                 after_sock, before_sock = socket.socketpair()
-                self._send(step.after, frame(ReplicaFrame.BEFORE, num_fds=1), before_sock.detach())
+                self._send(step.after, frame(ReplicaFrame.BEFORE, num_fds=1), before_sock)
                 after = frame(ReplicaFrame.AFTER, int(step.joins), num_fds=1)
-                self._send(step.before, after, after_sock.detach())
+                self._send(step.before, after, after_sock)
             elif isinstance(step, do.Acknowledge):
                 self._send(step.member, frame(ReplicaFrame.ACKS, int(step.on)))
             elif isinstance(step, do.Resend):
@@ -347,8 +318,8 @@ class Chains:
             else:
                 self._end(self._members[step.member])
 
-    def _send(self, number: int, data: bytes, fd: int = -1) -> None:
-        self._members[number].send(data, fd)
+    def _send(self, number: int, data: bytes, sock: socket.socket | None = None) -> None:
+        self._members[number].send(data, sock)
 
     def _start(self, chain: _Chain) -> None:
         self._started += 1

@@ -10,11 +10,22 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gmi_drl.runtime.wire import framing
+from . import framing
 
 _NOSIGNAL: Final = int(socket.MSG_NOSIGNAL)
 _FRAMES_PER_WRITE: Final = 64  # small frames in one system call
 _READS_PER_ROUND: Final = 16  # then it is the other channels' turn
+
+
+class ClosedLater:
+    """Closes sockets when it is dropped, which is once their copies have been sent."""
+
+    def __init__(self, *socks: socket.socket) -> None:
+        self._socks = socks
+
+    def __del__(self) -> None:
+        for sock in self._socks:
+            sock.close()
 
 
 class SocketChannel:
