@@ -148,6 +148,13 @@ def method_options(function: Any) -> MethodOptions:
     return options
 
 
+def method_option(cls: type, method: str, chosen: Mapping[str, Any] | None, name: str) -> Any:
+    """Returns an option that a call was given (`chosen`), or else its method in the class."""
+    if chosen and name in chosen:
+        return chosen[name]
+    return getattr(method_options(getattr(cls, method, None)), name)
+
+
 def no_group(what: str, group: str, chosen: Any) -> str:
     """Returns the text of an error of an unknown concurrency group; `chosen` has the known ones."""
     groups = ", ".join(sorted(chosen.concurrency_groups)) or "none"

@@ -40,6 +40,16 @@ def method_parameters(cls: type, name: str) -> Parameters:
     return parameters(getattr(cls, name), bound=inspect.isfunction(member))
 
 
+def bound_method(instance: Any, name: str) -> Any:
+    """Returns a method of an object's class; attributes of the object do not count."""
+    cls = type(instance)
+    for base in cls.__mro__:
+        if name in base.__dict__:
+            member = base.__dict__[name]
+            return member.__get__(instance, cls) if hasattr(member, "__get__") else member
+    return getattr(instance, name)
+
+
 def has_async(cls: type) -> bool:
     """Returns whether the actors of a class run their calls in an event loop."""
     return any(

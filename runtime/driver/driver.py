@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from gmi_drl.runtime.api.options import ActorOptions, TaskOptions, check_host
+from gmi_drl.runtime.api.options import check_host
 from gmi_drl.runtime.api.refs import HERE, Gate, ObjectRef, Slot, wait_for
 from gmi_drl.runtime.errors import ActorDiedError, GetTimeoutError
 from gmi_drl.runtime.gcs.gcs import Gcs
@@ -156,9 +156,7 @@ class Driver:
     def notify(self, slots: Sequence[Slot]) -> None:
         pass
 
-    def check(self, chosen: TaskOptions | ActorOptions) -> None:
-        check_host(chosen)
-
+    check = staticmethod(check_host)
     block = staticmethod(Gate.wait)
 
     def stored(self, slot: Slot, deadline_s: float | None) -> packing.Part:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.api import call_context
-from gmi_drl.runtime.api.options import ActorOptions, TaskOptions, check_host
+from gmi_drl.runtime.api.options import check_host
 from gmi_drl.runtime.api.refs import HERE, Gate, Slot
 from gmi_drl.runtime.driver.task import TaskSpec
 from gmi_drl.runtime.errors import ActorRuntimeError, TaskCancelledError
@@ -124,8 +124,7 @@ class Connection:
         """Asks for values without waiting; the thread that reads fills their slots."""
         self.want(slots, True)
 
-    def check(self, chosen: TaskOptions | ActorOptions) -> None:
-        check_host(chosen)
+    check = staticmethod(check_host)
 
     def unwant(self) -> None:
         self._send(Kind.UNWANT, 0, None)

@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.api import call_context, refs, signatures
-from gmi_drl.runtime.api.options import METHOD_RETRIES, method_options, no_group
+from gmi_drl.runtime.api.options import METHOD_RETRIES, method_option, no_group
 from gmi_drl.runtime.driver.task import STREAMING
 from gmi_drl.runtime.errors import TaskCancelledError, truncate, truncate_texts
 from gmi_drl.runtime.wire import closures, framing, packing
@@ -161,7 +161,7 @@ class ArrivedCall:
     def target(self) -> Any:
         function = self._function
         if isinstance(function, str):
-            method = self._worker.method(function)
+            method = signatures.bound_method(self._worker.instance, function)
             group = self.option("concurrency_group")
             if group and group not in self._worker.build.concurrency_groups:
                 raise ValueError(no_group(self.name, group, self._worker.build))
@@ -173,11 +173,7 @@ class ArrivedCall:
 
     def option(self, name: str) -> Any:
         """Returns an option of this call, else of its method in the class."""
-        if self._details and name in self._details:
-            return self._details[name]
-        return getattr(
-            method_options(getattr(type(self._worker.instance), self._function, None)), name
-        )
+        return method_option(type(self._worker.instance), self._function, self._details, name)
 
     def should_retry(self, error: Exception) -> bool:
         """Returns whether a method that raised this is called again, as its next attempt.
@@ -283,15 +279,6 @@ class Worker:
                 self._answer(message, interruptible=True)
                 del message  # its arguments may be large
         return 0
-
-    def method(self, name: str) -> Any:
-        """Returns a method of the class; attributes of the instance do not count."""
-        instance, cls = self.instance, type(self.instance)
-        for base in cls.__mro__:
-            if name in base.__dict__:
-                member = base.__dict__[name]
-                return member.__get__(instance, cls) if hasattr(member, "__get__") else member
-        return getattr(instance, name)
 
     def _build_actor(self, build: Build) -> bool:
         """Builds the actor; False if the driver was gone before that."""
@@ -505,13 +492,7 @@ class Worker:
             place = place_value(self.connection, ids.result(call.task), packed, what)
             results = [(place, packed.refs)]
         else:
-            values = value if isinstance(value, Iterable) else [] if value is None else [value]
-            values = list(values)
-            if len(values) != call.returns:
-                raise ValueError(
-                    f"{call.name} gave {len(values)} values; it was called with "
-                    f"num_returns={call.returns}. Return as many, in a tuple or list."
-                )
+            values = several(call.name, value, call.returns)
             results = [self._place(call, i, value)[:2] for i, value in enumerate(values)]
         body = stamp + pickle.dumps(results, 5)
         sender.send(framing.frame(Kind.RESULTS, call.number, body))
@@ -534,6 +515,17 @@ class Worker:
             return
         data = pickle.dumps((call.sequence, place, packed.refs), 5)
         self.connection.sender.send(framing.frame(Kind.CHECKPOINT, 0, data))
+
+
+def several(name: str, value: Any, returns: int) -> list[Any]:
+    """Returns the results of a call that gives several; ValueError unless it gave as many."""
+    values = list(value) if isinstance(value, Iterable) else [] if value is None else [value]
+    if len(values) != returns:
+        raise ValueError(
+            f"{name} gave {len(values)} values; it was called with num_returns={returns}. Return "
+            "as many, in a tuple or list."
+        )
+    return values
 
 
 def call_failure(error: BaseException) -> bytes:

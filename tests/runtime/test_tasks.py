@@ -50,14 +50,14 @@ def test_functions_are_not_kept_for_ever_and_can_be_called_again(shared):
     kept = task(bodies.closure(99, nbytes))
     refs = [kept.remote()] + [task(bodies.closure(i, nbytes)).remote() for i in range(number)]
     assert [ref[0] for ref in runtime.get(refs, LONG)] == [99, *range(number)]
-    assert shared.functions.nbytes <= function_table.KEPT_BYTES
+    assert shared.functions.recent.nbytes <= function_table.KEPT_BYTES
     known = runtime.get([task(bodies.known_functions).remote() for _ in range(4)], LONG)
     assert max(known) <= function_table.KEPT_BYTES // nbytes + 10
     first = shared.objects.slots[refs[0].id].task.function
-    assert first not in shared.functions._used
+    assert first not in shared.functions.recent
     lose(refs[0])
     assert runtime.get(refs[0], LONG)[0] == 99  # its function is read from the control store
-    assert first in shared.functions._used
+    assert first in shared.functions.recent
     assert runtime.get(kept.remote(), LONG)[0] == 99
 
 

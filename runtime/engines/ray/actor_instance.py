@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import ray
 
-from gmi_drl.runtime.api.options import METHOD_RETRIES, method_options, no_group
+from gmi_drl.runtime.api import signatures
+from gmi_drl.runtime.api.options import METHOD_RETRIES, method_option, no_group
 from gmi_drl.runtime.errors import ActorDiedError
 from gmi_drl.runtime.process import child_setup, worker
 from gmi_drl.runtime.wire import packing
@@ -93,7 +94,6 @@ class ActorInstance:
     ) -> Callable[[], Any]:
         """Begins a call; returns its method with its arguments."""
         args, kwargs = calling.arguments(call, inputs)
-        instance, cls = self._instance, type(self._instance)
         calling.enter(call, self._build, self._restarts, replayed=replayed)
         group = self._option(call, "concurrency_group")
         if group and group not in self._build.concurrency_groups:
@@ -101,13 +101,7 @@ class ActorInstance:
         if group and threading.current_thread() is not threading.main_thread():
             threading.current_thread().name = f"{group} of {self._build.name}"
         assert isinstance(call.function, str)
-        for base in cls.__mro__:  # attributes of the instance do not count
-            if call.function in base.__dict__:
-                member = base.__dict__[call.function]
-                method = member.__get__(instance, cls) if hasattr(member, "__get__") else member
-                break
-        else:
-            method = getattr(instance, call.function)
+        method = signatures.bound_method(self._instance, call.function)
         return functools.partial(method, *args, **kwargs)
 
     def release(self) -> None:
@@ -117,11 +111,7 @@ class ActorInstance:
     # How often a call is made.
 
     def _option(self, call: Call, name: str) -> Any:
-        if call.chosen and name in call.chosen:
-            return call.chosen[name]
-        return getattr(
-            method_options(getattr(type(self._instance), str(call.function), None)), name
-        )
+        return method_option(type(self._instance), str(call.function), call.chosen, name)
 
     def _limit(self, call: Call) -> int:
         """Returns how often a call is made again; unlimited if it is negative."""

@@ -7,7 +7,7 @@ import inspect
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -156,10 +156,4 @@ def to_values(call: Call, result: Any) -> Any:
     """Returns a result as it is passed to Ray; a list if the call returns several."""
     if call.returns == 1:
         return to_value(call, result)
-    results = list(result) if isinstance(result, Iterable) else [] if result is None else [result]
-    if len(results) != call.returns:
-        raise ValueError(
-            f"{call.name} gave {len(results)} values; it was called with "
-            f"num_returns={call.returns}. Return as many, in a tuple or list."
-        )
-    return [to_value(call, item) for item in results]
+    return [to_value(call, item) for item in worker.several(call.name, result, call.returns)]

@@ -13,6 +13,7 @@ import ray
 
 from gmi_drl.runtime.api.options import ActorOptions, TaskOptions
 from gmi_drl.runtime.api.refs import Slot
+from gmi_drl.runtime.driver.function_table import RecentFunctions
 from gmi_drl.runtime.driver.task import STREAMING, TaskSpec
 from gmi_drl.runtime.errors import NotOnThisEngine, OutOfResources
 from gmi_drl.runtime.wire import packing
@@ -21,7 +22,6 @@ from gmi_drl.runtime.wire.closures import Code
 from . import interrupts, nodes
 from .actor_table import RayActorTable
 from .calls import Call, remote_of
-from .functions import Functions
 from .keeper import KeeperClient
 from .objects import RayObjects
 from .tasks import run_task, run_task_streaming
@@ -40,7 +40,7 @@ class RayEngine:
         self.is_driver = keeper is not None
         self.namespace = namespace
         self.keeper = KeeperClient(keeper)
-        self.functions = Functions()  # Ray's references of what was packed here
+        self.functions = RecentFunctions()  # Ray's references of what was packed here
         self._feasible: set[tuple[Any, ...]] = set()
 
         self.objects = objects = RayObjects(self.keeper)

@@ -7,15 +7,15 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from gmi_drl.runtime.driver.function_table import RecentFunctions
 from gmi_drl.runtime.process import worker
 from gmi_drl.runtime.wire import packing
 
 from . import calling, interrupts
 from .calls import Call
-from .functions import Functions
 from .keeper import Value
 
-_functions = Functions()
+_functions = RecentFunctions()
 worker.hide_frames_of(__file__)
 
 
