@@ -186,11 +186,8 @@ class ActorDiedError(ActorRuntimeError):
         return f"{how}: {self.reason}" if how != "ended" else f"is gone: {self.reason}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _died, (*self.fields()[:6], _pack(self.cause), self.died_s)
-
-    def fields(self) -> tuple[Any, ...]:
-        """Returns what the constructor takes, in its order."""
-        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+        fields = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        return _died, (*fields[:6], _pack(self.cause), self.died_s)
 
 
 class TaskError(ActorRuntimeError):

@@ -160,9 +160,7 @@ def drained(address):
         def answer(self):
             return True
 
-    nodes.join(
-        address, trusted=True, num_cpus=None, num_gpus=0, resources={}, object_store_bytes=None
-    )
+    nodes.join(address, trusted=True)
     (node,) = [n["NodeID"] for n in nodes.hosts() if n["NodeManagerAddress"] == "127.0.0.2"]
     there = NodeAffinitySchedulingStrategy(node, soft=False)
     holder = ray.remote(num_cpus=1)(Holder).options(scheduling_strategy=there).remote()

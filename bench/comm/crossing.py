@@ -253,10 +253,7 @@ class Sink:
             def segment(self) -> Any:
                 return self.array
 
-        nodes.join(
-            address, trusted=False, num_cpus=None, num_gpus=0, resources={},
-            object_store_bytes=None,
-        )  # fmt: skip
+        nodes.join(address, trusted=False)
         (node,) = [n["NodeID"] for n in nodes.hosts() if n["NodeManagerAddress"] == other]
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         make: Any = ray.remote(num_cpus=1)(Producer)

@@ -56,17 +56,17 @@ def init(
         if not namespace:
             raise ValueError("namespace='': it is what actors' names are looked for in. Name one.")
         if engine == "ray":
+            capacity: dict[str, Any] = {
+                "num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources,
+                "object_store_bytes": object_store_bytes,
+            }  # fmt: skip
             unavailable: dict[str, Any] = {
                 "preload": preload, "gcs": gcs, "gcs_replicas": gcs_replicas,
                 "devices": 0 if devices == 1 else devices,
             }  # fmt: skip
             if address != "local":
-                unavailable |= {
-                    "num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources,
-                    "object_store_bytes": object_store_bytes,
-                }  # fmt: skip
-            _join_ray(unavailable, address, trusted, num_cpus, num_gpus, resources or {},
-                      object_store_bytes, namespace)  # fmt: skip
+                unavailable |= capacity
+            _join_ray(unavailable, address, trusted, namespace, capacity)
             return
         if engine != "local":
             raise ValueError(f'engine={engine!r}: there are "local" and "ray". Give one of these.')
@@ -96,8 +96,8 @@ def init(
 
 
 def _join_ray(
-    unavailable: Mapping[str, Any], address: str | None, trusted: bool, num_cpus: float | None,
-    num_gpus: float, resources: Mapping[str, float], object_store_bytes: int | None, namespace: str,
+    unavailable: Mapping[str, Any], address: str | None, trusted: bool, namespace: str,
+    capacity: Mapping[str, Any],
 ) -> None:  # fmt: skip
     for name, value in unavailable.items():
         if value:
@@ -116,10 +116,7 @@ def _join_ray(
         raise ActorRuntimeError(
             f"engine='ray': Ray cannot be imported ({error}). pip install 'gmi-drl[ray]'."
         ) from error
-    refs.current = start(
-        address, trusted=trusted, num_cpus=num_cpus, num_gpus=num_gpus, resources=resources,
-        object_store_bytes=object_store_bytes, namespace=namespace,
-    )  # fmt: skip
+    refs.current = start(address, trusted=trusted, namespace=namespace, capacity=capacity)
     atexit.register(shutdown)  # again, so that it runs before those that Ray has registered now
     call_context.set_default(None)
 

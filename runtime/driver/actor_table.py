@@ -12,6 +12,7 @@ then the calls that were not answered: the stateful edges of the Ray paper, figu
 from __future__ import annotations
 
 import collections
+import dataclasses
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -317,11 +318,11 @@ class ActorTable:
             if task.state == CANCELLED:  # what it had done is not known
                 given_up[task] = cancelled_error(task)
             elif 0 <= (limit := actor.retries(task)) < task.retries:
-                given_up[task] = error = ActorDiedError(*death.fields())
-                error.reason = (
+                reason = (
                     f"{task.name} was running, and max_task_retries={limit} of it are used up. The "
                     "actor was restarted, and goes on without this call"
                 )
+                given_up[task] = dataclasses.replace(death, reason=reason)
         return given_up
 
     def _allow_direct_calls(self, actor: Actor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import itertools
 import pickle
 import socket
@@ -149,7 +150,7 @@ class Actor:
         self.end_reason = ""  # why it is being ended from outside
         self.unreferenced = False  # no handle is left: it ends once all is answered
         self.death_slot = Slot(b"", f"{name}: its death")  # filled with the ActorDiedError
-        self._death: tuple[Any, ...] = ()
+        self._death: ActorDiedError | None = None
 
     @property
     def is_concurrent(self) -> bool:
@@ -249,12 +250,13 @@ class Actor:
 
     def die(self, death: ActorDiedError) -> None:
         """Marks the actor dead by this error."""
-        self._death = death.fields()
+        self._death = death
         self.dead = True
 
     def death(self) -> ActorDiedError:
         """Returns its death as a fresh exception, as each raise adds to a traceback."""
-        return ActorDiedError(*self._death)
+        assert self._death is not None
+        return dataclasses.replace(self._death)
 
     def add_record(self, record: bytes, dropped: int) -> None:
         """Adds a record, before which its process has dropped so many."""
@@ -273,4 +275,4 @@ class Actor:
 
     def log_tail(self) -> str:
         """Returns the last 40 lines of its log, as they were at its death; empty without a log."""
-        return self.death().log_tail if self._death else log_tail(self.log_path)
+        return log_tail(self.log_path) if self._death is None else self._death.log_tail

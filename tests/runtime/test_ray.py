@@ -136,9 +136,7 @@ def test_a_cluster_of_ones_own_has_a_token_unless_it_is_trusted(monkeypatch, mod
         monkeypatch.setattr(ray, "init", lambda **_: started.append(os.environ["RAY_AUTH_MODE"]))
         from gmi_drl.runtime.engines.ray import nodes
 
-        nodes.join(
-            "local", trusted=trusted, num_cpus=1, num_gpus=0, resources={}, object_store_bytes=None
-        )
+        nodes.join("local", trusted=trusted)
         nodes.leave()
     assert started == [has]
     assert os.environ.get("RAY_AUTH_MODE") == mode

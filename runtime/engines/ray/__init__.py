@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .engine import RayEngine
 
 
-def start(
-    address: str, *, trusted: bool, num_cpus: float | None, num_gpus: float,
-    resources: Mapping[str, float], object_store_bytes: int | None, namespace: str,
-) -> RayEngine:  # fmt: skip
-    """Joins a cluster, or starts one, and returns the driver's runtime on it."""
+def start(address: str, *, trusted: bool, namespace: str, capacity: Mapping[str, Any]) -> RayEngine:
+    """Joins a cluster, or starts one of this `capacity`; returns the driver's runtime on it."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -22,10 +19,7 @@ def start(
     from .engine import RayEngine
     from .keeper import KEEPER, Keeper
 
-    nodes.join(
-        address, trusted=trusted, num_cpus=num_cpus, num_gpus=num_gpus, resources=resources,
-        object_store_bytes=object_store_bytes,
-    )  # fmt: skip
+    nodes.join(address, trusted=trusted, capacity=capacity)
     try:
         node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         keeper = ray.remote(Keeper).options(

@@ -73,7 +73,7 @@ class Fate:
     def death(self, text: str = "") -> ActorDiedError:
         """Returns how it ended; `text` is Ray's reason, used if nobody has ended it on purpose."""
         if isinstance(self._error, ActorDiedError):
-            return ActorDiedError(*self._error.fields())
+            return dataclasses.replace(self._error)
         reason, failure, processes = self._keeper.ask("end_of", self._id)
         row = self.row
         cause = None

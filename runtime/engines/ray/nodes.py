@@ -28,15 +28,15 @@ _token: dict[str, str | None] = {}
 _folder = ""  # of the cluster that this process has started for itself
 
 
-def join(
-    address: str, *, trusted: bool, num_cpus: float | None, num_gpus: float,
-    resources: Mapping[str, float], object_store_bytes: int | None,
-) -> None:  # fmt: skip
-    """Joins the cluster at `address`, or starts one on this host for `address="local"`."""
+def join(address: str, *, trusted: bool, capacity: Mapping[str, Any] | None = None) -> None:
+    """Joins the cluster at `address`, or starts one on this host for `address="local"`.
+
+    `capacity` is for the latter: `num_cpus`, `num_gpus`, `resources` and `object_store_bytes`.
+    """
     if ray.is_initialized():
         raise ActorRuntimeError("ray.init() was called before init(). Call ray.shutdown() first.")
     if address == "local":
-        _start(trusted, num_cpus, num_gpus, resources, object_store_bytes)
+        _start(trusted, capacity or {})
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host:
@@ -84,10 +84,7 @@ def _keep_sigterm_handler() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
 
 
-def _start(
-    trusted: bool, num_cpus: float | None, num_gpus: float,
-    resources: Mapping[str, float], object_store_bytes: int | None,
-) -> None:  # fmt: skip
+def _start(trusted: bool, capacity: Mapping[str, Any]) -> None:
     global _folder
     # Its head listens on all interfaces, and by itself Ray would leave a token in the home.
     mode = os.environ.get("RAY_AUTH_MODE")
@@ -96,9 +93,10 @@ def _start(
     _folder = tempfile.mkdtemp(prefix="gmi-drl-ray-", dir="/tmp")  # its sockets' paths are long
     try:
         _init(
-            address="local", num_cpus=num_cpus, num_gpus=num_gpus,
-            resources=dict(resources) or None, object_store_memory=object_store_bytes,
-            include_dashboard=False, _temp_dir=_folder,
+            address="local", include_dashboard=False, _temp_dir=_folder,
+            num_cpus=capacity.get("num_cpus"), num_gpus=capacity.get("num_gpus", 0),
+            resources=dict(capacity.get("resources") or {}) or None,
+            object_store_memory=capacity.get("object_store_bytes"),
         )  # fmt: skip
     except BaseException:
         leave()

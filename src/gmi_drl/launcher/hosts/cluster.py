@@ -278,10 +278,7 @@ def joined(config: Config) -> Iterator[Cluster]:
             "(RAY_AUTH_TOKEN_PATH), or set cluster.trusted: true where only you reach it.",
         )
     try:
-        nodes.join(
-            cluster.address, trusted=True, num_cpus=None, num_gpus=0, resources={},
-            object_store_bytes=None,
-        )  # fmt: skip
+        nodes.join(cluster.address, trusted=True)
     except (ConnectionError, ActorRuntimeError) as error:
         nodes.leave()
         raise HostsError(
