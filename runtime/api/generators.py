@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import timedelta
+from typing import Any
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.errors import ActorRuntimeError
@@ -25,6 +26,7 @@ class ObjectRefGenerator:
         self._index = 0  # of the last reference that was returned
         self._upcoming: ObjectRef | None = None
         self._failed = False  # and the reference to the error was returned
+        self._is_shared = False  # others may read it, too
 
     @property
     def id(self) -> bytes:
@@ -46,6 +48,8 @@ class ObjectRefGenerator:
             self._failed = True
             return self._end
         self._index, self._upcoming = self._index + 1, None
+        if not self._is_shared:
+            running().taken(ref.id, self.id)
         return ref
 
     def __aiter__(self) -> AsyncIterator[ObjectRef]:
@@ -77,6 +81,10 @@ class ObjectRefGenerator:
             id = ids.result(ids.producer(self._end.id), self._index + 1)
             self._upcoming = received(id, self._end.slot.call)
         return self._upcoming
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._is_shared = True
+        return self.__dict__
 
     def __repr__(self) -> str:
         return f"ObjectRefGenerator({self._end.slot.call}, {self._index} given out)"

@@ -156,6 +156,10 @@ class Driver:
     def notify(self, slots: Sequence[Slot]) -> None:
         pass
 
+    def taken(self, id: bytes, generator: bytes) -> None:
+        """Notes that the one reader of a generator has got a result."""
+        self.post(self.tasks.taken, id, generator)
+
     check = staticmethod(check_host)
     block = staticmethod(Gate.wait)
 

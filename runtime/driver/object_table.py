@@ -100,7 +100,10 @@ class ObjectTable:
             return
         if slot.failed and not slot.seen and slot.task is not None:
             self._driver.unretrieved.dropped(slot.task)
-        if slot.task is not None and slot.task.id not in self._driver.tasks.live:
+        task = slot.task
+        if task is not None and (
+            task.id not in self._driver.tasks.live or 0 < ids.index(id) <= task.taken
+        ):
             slot.body = b""  # the slot may live on with its task, which may be run again
         if slot.stored or id in self.store:
             self._do(self.store.delete(id))

@@ -52,6 +52,7 @@ class TaskSpec:
     attempts: int = 0
     retries: int = 0  # of a function, left; of a method, crashes that it was running at
     failures: int = 0  # of a function: raised, and was begun again
+    taken: int = 0  # results of a generator that its one reader has got
     device: int = -1
     process: Any = None  # the Process where it runs
     number: int = 0  # of the call on that process

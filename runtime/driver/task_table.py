@@ -228,21 +228,29 @@ class TaskTable:
             return
         objects, end = self._objects, task.slots[0]
         slot = objects.slots.get(ids.result(task.id, index))
+        will_be_read = end.id in objects.slots and index > task.taken
         if slot is None:
             slot = Slot(ids.result(task.id, index), task.name, task)
-            if end.id in objects.slots:  # else nobody reads the results
+            if will_be_read:
                 objects.slots[slot.id] = slot
         slot.task = task
         if index == len(task.slots):
             task.slots.append(slot)
         else:  # the generator is run again
             task.slots[index] = slot
-        if end.id in objects.slots:
+        if will_be_read:
             objects.hold(slot.id, end.id)
         if isinstance(place, bytes) and message.fds:
             objects.settle(slot, place, refs, message)
         else:
             self._settle(slot, place, refs, process)
+
+    def taken(self, id: bytes, generator: bytes) -> None:
+        """Releases a result of a generator to its one reader, who keeps it from here on."""
+        end = self._objects.slots.get(generator)
+        if end is not None and end.task is not None:
+            end.task.taken = ids.index(id)
+        self._objects.release(id, generator)
 
     def _wants_retry(self, task: TaskSpec, body: bytes) -> bool:
         error_classes = task.options.retry_exceptions

@@ -170,6 +170,32 @@ def test_one_lost_result_of_several_is_made_again_and_the_others_stay(shared, tm
     assert bodies.marks(tmp_path / "n") == 2
 
 
+def test_what_a_generator_has_given_is_free_once_it_was_read_and_dropped(shared, tmp_path):
+    def dies_once():
+        for i in range(4):
+            yield np.full(20_000, i)
+            if i == 2:
+                bodies.dies_at_first(tmp_path / "n", 1)
+            yield bytes(1000)
+
+    store, items = shared.objects.store, runtime.remote(dies_once).remote()
+    for number, item in enumerate(items):
+        value = runtime.get(item, LONG)
+        assert value == bytes(1000) if number % 2 else value[0] == number // 2
+    del item, value
+    assert bodies.marks(tmp_path / "n") == 2
+    bodies.until(lambda: shared.post(int) or not store.used_bytes, "memory free")
+    assert len(shared.objects.slots) == 2  # the end, and what would come next
+
+
+def test_a_generator_that_two_read_gives_all_to_both(shared):
+    items = runtime.remote(bodies.count_to).remote(3, size=20_000)
+    read = runtime.remote(lambda box: [float(runtime.get(ref)[0]) for ref in box[0]])
+    other = read.remote([items])
+    assert [float(runtime.get(item, LONG)[0]) for item in items] == [0, 1, 2]
+    assert runtime.get(other, LONG) == [0, 1, 2]
+
+
 def test_a_lost_item_of_a_generator_is_made_again(shared):
     items = list(runtime.remote(bodies.count_to).remote(3, size=20_000))
     lose(items[1])

@@ -65,6 +65,9 @@ class RayEngine:
             "resources": _resources,
         }
 
+    def taken(self, id: bytes, generator: bytes) -> None:
+        """Does nothing, as Ray keeps no result that was read and dropped."""
+
     def check(self, chosen: TaskOptions | ActorOptions) -> None:
         """Raises NotOnThisEngine for what Ray does not have."""
         if chosen.device is not None:
