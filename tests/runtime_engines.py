@@ -150,7 +150,7 @@ DIFFERENT = {
         "test_a_generator_that_two_read_gives_all_to_both": GENERATOR,
         "test_a_lost_item_of_a_generator_is_made_again": LOOKS,
         "test_a_put_value_that_is_lost_says_that_it_cannot_be_made_again": LOOKS,
-        "test_an_argument_that_is_lost_while_its_call_waits_fails_the_call": LOOKS,
+        "test_an_argument_that_is_lost_while_its_calls_wait_fails_the_calls": LOOKS,
     },
     "test_resources.py": {
         "test_what_no_device_has_is_refused_in_words[options4-4]": DEVICE,

@@ -212,8 +212,12 @@ class ActorTable:
         elif actor is not None and not actor.dead:
             actor.sent(task)
             actor.unanswered.pop(task.sequence, None)
-            self._advance(actor, actor.line(task))
-            self._maybe_end(actor)
+            # Deferred, as the next in its queue may be skipped, too.
+            self._loop.defer(lambda: self._skip_on(actor, actor.line(task)))
+
+    def _skip_on(self, actor: Actor, line: int | bytes) -> None:
+        self._advance(actor, line)
+        self._maybe_end(actor)
 
     def _advance(self, actor: Actor, line: int | bytes) -> None:
         queue = actor.waiting.get(line)

@@ -396,13 +396,14 @@ def test_what_a_cancelled_call_has_asked_for_is_given_back(small, tmp_path):
     bodies.until(lambda: small.post(int) or not store.used_bytes, "memory given back")
 
 
-def test_an_argument_that_is_lost_while_its_call_waits_fails_the_call(shared, tmp_path):
+def test_an_argument_that_is_lost_while_its_calls_wait_fails_the_calls(shared, tmp_path):
     actor = runtime.remote(bodies.Counter).remote()
     array = runtime.put(np.zeros(50_000))
     blocked = actor.keep.remote(runtime.remote(bodies.wait_for_file).remote(tmp_path / "go"))
-    calls = [actor.keep.remote(array), actor.keep.remote(1)]
+    calls, after = [actor.keep.remote(array) for _ in range(300)], actor.keep.remote(1)
     lose(array)
     (tmp_path / "go").touch()
-    assert runtime.get([blocked, calls[1]], LONG) == [1, 2]
-    with pytest.raises(runtime.ObjectLostError):
-        runtime.get(calls[0], LONG)
+    assert runtime.get([blocked, after], LONG) == [1, 2]
+    for call in calls:
+        with pytest.raises(runtime.ObjectLostError):
+            runtime.get(call, LONG)
