@@ -181,6 +181,7 @@ class TaskTable:
             for index, place, refs in task.partial:
                 self._settle(task.slots[index], place, refs, process)
             task.partial = []
+            self._drop_results(task, process)
             for slot in task.slots:
                 if slot.state == PENDING:
                     self._objects.fail(slot, body[STAMP.size :])

@@ -170,6 +170,16 @@ def test_one_lost_result_of_several_is_made_again_and_the_others_stay(shared, tm
     assert bodies.marks(tmp_path / "n") == 2
 
 
+def test_what_was_written_of_results_that_cannot_all_be_sent_is_free(shared):
+    def two():
+        return np.zeros(20_000), threading.Lock()
+
+    for ref in runtime.remote(two).options(num_returns=2).remote():
+        with pytest.raises(runtime.SerializationError):
+            runtime.get(ref, LONG)
+    bodies.until(lambda: not shared.objects.store.used_bytes, "memory free")
+
+
 def test_what_a_generator_has_given_is_free_once_it_was_read_and_dropped(shared, tmp_path):
     def dies_once():
         for i in range(4):
