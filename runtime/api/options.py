@@ -192,9 +192,14 @@ def check(options: TaskOptions | ActorOptions) -> None:
     from gmi_drl.runtime.scheduler.resources import to_units
 
     to_units(demand(options))
+    check_names(options.resources)
+
+
+def check_names(resources: Mapping[str, float]) -> None:
+    """Raises ValueError for resources that have options of their own."""
     for name in ("CPU", "GPU"):
-        if name in options.resources:
-            raise ValueError(f"resources={dict(options.resources)}: use num_{name.lower()}s.")
+        if name in resources:
+            raise ValueError(f"resources={dict(resources)}: use num_{name.lower()}s.")
 
 
 def check_host(options: TaskOptions | ActorOptions) -> None:

@@ -15,6 +15,7 @@ from gmi_drl.runtime.errors import ActorRuntimeError, NotOnThisEngine
 from gmi_drl.runtime.wire.protocol import Ready
 
 from . import call_context, refs
+from .options import check_names
 from .refs import ObjectRef, get_value, running
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def init(
             raise ActorRuntimeError("init() was called before. Call shutdown() first.")
         if not namespace:
             raise ValueError("namespace='': it is what actors' names are looked for in. Name one.")
+        check_names(resources or {})
         if engine == "ray":
             capacity: dict[str, Any] = {
                 "num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources,

@@ -438,8 +438,7 @@ class Worker:
                 return value
             except Exception as error:
                 if not call.should_retry(error):
-                    for index, value in enumerate(call.yielded[: call.returns]):
-                        self._send_item(call, index, value)
+                    self._send_yielded(call)
                     raise
 
     async def _awaited_value(
@@ -449,16 +448,28 @@ class Worker:
         while True:
             try:
                 value = self._value(call, function, args, kwargs)
-                if inspect.isasyncgen(value):
+                if inspect.isasyncgen(value) and call.returns == STREAMING:
                     index = 0
                     async for item in value:
                         index += 1
                         self._send_item(call, index, item)
                     return index
+                if inspect.isasyncgen(value) and call.returns > 1:
+                    call.yielded = []
+                    async for item in value:
+                        call.yielded.append(item)
+                    return call.yielded
                 return await value if inspect.isawaitable(value) else value
             except Exception as error:
                 if not call.should_retry(error):
+                    self._send_yielded(call)
                     raise
+
+    def _send_yielded(self, call: ArrivedCall) -> None:
+        """Sends what a generator with several results has yielded before it raised."""
+        yielded, call.yielded = call.yielded[: call.returns], []
+        for index, value in enumerate(yielded):
+            self._send_item(call, index, value)
 
     def _send_item(self, call: ArrivedCall, index: int, item: Any) -> None:
         place, mentioned, memfds = self._place(call, index, item)

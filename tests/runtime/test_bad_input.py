@@ -159,6 +159,7 @@ def test_references_of_an_earlier_runtime_do_not_harm_the_next(stopped):
         ({"devices": 0}, "devices"),
         ({"num_gpus": -1}, "num_gpus"),
         ({"resources": {"arm": -1}}, "arm"),
+        ({"resources": {"CPU": 8}}, "num_cpus"),
         ({"object_store_bytes": 10}, "object_store_bytes"),
         ({"gcs_replicas": -1}, "replicas"),
     ],

@@ -177,6 +177,18 @@ def test_values_before_an_error_of_a_method_are_kept():
     assert [outcome(item) for item in actor.values.remote(1)] == [0, "ValueError: at 1"]
 
 
+def test_an_async_generator_gives_several_results_and_those_before_an_error():
+    class Yields:
+        async def values(self, fail_at):
+            for value in bodies.count_to(3, None, fail_at):
+                yield value
+
+    actor = runtime.remote(Yields).remote()
+    for fail_at, expected in ((1, [0, "ValueError: at 1", "ValueError: at 1"]), (None, [0, 1, 2])):
+        found = actor.values.options(num_returns=3).remote(fail_at)
+        assert [outcome(ref) for ref in found] == expected
+
+
 def test_a_generator_that_yields_too_many_or_few_fails_as_a_whole():
     for number in (1, 3):
         for ref in counts(number, num_returns=2):
