@@ -131,6 +131,10 @@ def references(slots: Sequence[Any], returns: int) -> Any:
 def _to_input(argument: Any, inputs: list[bytes]) -> Any:
     if type(argument) is not ObjectRef:
         return argument
+    if not argument.id:
+        raise TypeError(
+            f"{argument!r} is known in this process only. Give the call what get() returns for it."
+        )
     inputs.append(argument.id)
     return packing.Input(len(inputs) - 1)
 

@@ -23,6 +23,12 @@ def test_an_argument_that_cannot_be_pickled_is_refused_before_it_is_sent(shared)
         runtime.remote(bodies.Counter).remote(threading.Lock())
 
 
+def test_a_reference_to_a_death_is_no_argument(shared):
+    death = runtime.death(runtime.remote(bodies.Counter).remote())
+    with pytest.raises(TypeError, match="known in this process only"):
+        runtime.remote(bodies.add).remote(death)
+
+
 def test_a_function_that_cannot_be_pickled_is_refused(shared):
     lock = threading.Lock()
 
