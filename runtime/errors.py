@@ -176,6 +176,14 @@ class ActorDiedError(ActorRuntimeError):
             return f"{who} could not be built: {self.cause}"
         return f"{who} {self.how()}{'' if self.reason else tail_text(self.log_tail)}"
 
+    @staticmethod
+    def given_up(call: str, limit: int) -> str:
+        """Returns the reason of the error of a call that was running at too many crashes."""
+        return (
+            f"{call} was running, and max_task_retries={limit} of it are used up. The actor was "
+            "restarted, and goes on without this call"
+        )
+
     def how(self) -> str:
         """Tells how the actor ended, and why if that is known."""
         how = exit_text(self.exit_code, self.signal)

@@ -138,7 +138,8 @@ def _methods(cls: type) -> dict[str, Method]:
             chosen = options.method_options(member)
             is_generator = inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
             num_returns = chosen.num_returns or ("streaming" if is_generator else 1)
-            parameters = signatures.method_parameters(cls, name)
+            has_self = inspect.isfunction(inspect.getattr_static(cls, name))
+            parameters = signatures.parameters(member, bound=has_self)
             methods[name] = Method(
                 num_returns, parameters, chosen.max_task_retries, chosen.concurrency_group
             )

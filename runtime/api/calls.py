@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.errors import ActorDiedError, NotRunningError
@@ -17,6 +17,10 @@ from .call_context import context
 from .generators import ObjectRefGenerator, wait_for_mixed
 from .refs import ObjectRef, get_value, get_values, running, wait_for
 from .session import driver, is_initialized
+
+if TYPE_CHECKING:
+    from gmi_drl.runtime.driver.processes import Actor
+    from gmi_drl.runtime.engines.ray.actors import RayActor
 
 
 @overload
@@ -87,8 +91,7 @@ def cancel(ref: ObjectRef | ObjectRefGenerator, force: bool = False) -> None:
 
 def process_id(handle: ActorHandle) -> int | None:
     """Returns the pid of the actor's process; None until it is forked."""
-    pid: int | None = _actor(handle).pid
-    return pid
+    return _actor(handle).pid
 
 
 def death(handle: ActorHandle) -> ObjectRef:
@@ -105,8 +108,7 @@ def deaths(handle: ActorHandle) -> list[ActorDiedError]:
 
 def log_tail(handle: ActorHandle) -> str:
     """Returns the last 40 lines the actor has printed; empty when its log is empty or gone."""
-    text: str = _actor(handle).log_tail()
-    return text
+    return _actor(handle).log_tail()
 
 
 def write_stacks(handle: ActorHandle, timeout: timedelta = timedelta(seconds=5)) -> bool:
@@ -114,7 +116,7 @@ def write_stacks(handle: ActorHandle, timeout: timedelta = timedelta(seconds=5))
 
     Returns when they are there; False if it has no process, or they are not there by `timeout`.
     """
-    return bool(_actor(handle).write_stacks(timeout))
+    return _actor(handle).write_stacks(timeout)
 
 
 def request_stop(handle: ActorHandle) -> None:
@@ -174,7 +176,7 @@ def records(handle: ActorHandle | None = None) -> list[Any]:
 
 def dropped_records(handle: ActorHandle) -> int:
     """Counts the records that were lost because the launcher did not fetch them in time."""
-    return int(_actor(handle).dropped)
+    return _actor(handle).dropped
 
 
 def _handles(handles: ActorHandle | Iterable[ActorHandle], what: str) -> list[ActorHandle]:
@@ -188,7 +190,7 @@ def _handles(handles: ActorHandle | Iterable[ActorHandle], what: str) -> list[Ac
     return actors
 
 
-def _actor(handle: ActorHandle) -> Any:
+def _actor(handle: ActorHandle) -> Actor | RayActor:
     if handle._actor is None:
         raise NotRunningError(
             f"{handle!r}: only the process that called init() can do this with an actor."

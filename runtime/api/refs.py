@@ -146,13 +146,13 @@ class Slot:
                 del error  # else its traceback keeps all frames alive, and what they refer to
         if self.error_ is not None:
             return self.error_
-        label = self._description
+
+        def label() -> str:
+            return f"the result of {self.call}"
+
         if self.state == HERE:
             return packing.unpack(self.body, label, self.keep.fds if self.keep is not None else ())
         return packing.unpack(running().stored(self, deadline_s), label)
-
-    def _description(self) -> str:
-        return f"the result of {self.call}"
 
 
 class ObjectRef:

@@ -34,12 +34,6 @@ def parameters(function: Callable[..., Any], bound: bool = False) -> Parameters:
     return tuple((p.name, int(p.kind), p.default is not p.empty) for p in params)
 
 
-def method_parameters(cls: type, name: str) -> Parameters:
-    """Returns the parameters of a method, without `self`."""
-    member = inspect.getattr_static(cls, name)
-    return parameters(getattr(cls, name), bound=inspect.isfunction(member))
-
-
 def bound_method(instance: Any, name: str) -> Any:
     """Returns a method of an object's class; attributes of the object do not count."""
     cls = type(instance)

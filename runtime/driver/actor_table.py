@@ -72,8 +72,7 @@ class ActorTable:
             objects.hold(id, ("actor", actor.id))
         self._record(actor, "starting")
         if actor.is_scheduled:
-            submitted = ActorSubmitted(actor.id, 0, actor.demand, actor.options.device)
-            self._tell(submitted)
+            self._tell(ActorSubmitted(actor.id, 0, actor.demand, actor.options.device))
         else:
             actor.device = 0
         self._tasks.begin(creation)
@@ -322,10 +321,7 @@ class ActorTable:
             if task.state == CANCELLED:  # what it had done is not known
                 given_up[task] = cancelled_error(task)
             elif 0 <= (limit := actor.retries(task)) < task.retries:
-                reason = (
-                    f"{task.name} was running, and max_task_retries={limit} of it are used up. The "
-                    "actor was restarted, and goes on without this call"
-                )
+                reason = ActorDiedError.given_up(task.name, limit)
                 given_up[task] = dataclasses.replace(death, reason=reason)
         return given_up
 

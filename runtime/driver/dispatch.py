@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from gmi_drl.runtime.api.refs import PENDING, Slot
+from gmi_drl.runtime.api.refs import HERE, PENDING, Slot
 from gmi_drl.runtime.errors import ActorRuntimeError, ObjectStoreFullError
 from gmi_drl.runtime.gcs.database import GcsError
 from gmi_drl.runtime.scheduler.events import Cancelled, Finished, Recall, Returned, Run
@@ -83,9 +83,7 @@ class Dispatch:
                 # An input was lost. Deferred, as the scheduler may be deciding right now.
                 self._loop.defer(lambda: self._take_back(task, process, slots))
                 return
-            stored_ids = [
-                slot.id for slot in slots if slot.stored or slot.state == PENDING or slot.failed
-            ]
+            stored_ids = [slot.id for slot in slots if slot.state != HERE or slot.failed]
         if task.body_id:
             stored_ids.append(task.body_id)
         if not stored_ids and not process.to_send:

@@ -148,13 +148,13 @@ class Driver:
         return slots.get(id) or slots.setdefault(id, Slot(id, call))
 
     def want(self, slots: Sequence[Slot], values: bool) -> None:
-        pass  # every slot of the driver is filled by itself
+        """Does nothing, as every slot of the driver is filled by itself."""
 
     def unwant(self) -> None:
-        pass
+        """Does nothing, as nothing was wanted."""
 
     def notify(self, slots: Sequence[Slot]) -> None:
-        pass
+        """Does nothing, as every slot of the driver is filled by itself."""
 
     def taken(self, id: bytes, generator: bytes) -> None:
         """Notes that the one reader of a generator has got a result."""

@@ -32,7 +32,13 @@ class Requests:
         self._tell, self._spawner = driver.tell, driver.spawner
         self._objects, self._tasks, self._actors = driver.objects, driver.tasks, driver.actors
         self._dispatch, self._functions = driver.dispatch, driver.functions
-        self._lineage, self._scheduler = driver.lineage, driver.scheduler
+        self._lineage = driver.lineage
+        self._questions: dict[str, Callable[[], Any]] = {
+            "nothing": lambda: None,
+            "resources": driver.scheduler.resources,
+            "names": lambda: sorted(self._actors.names),
+            "actors": lambda: [actor.state_fields() for actor in driver.all_actors()],
+        }
 
     def handle(self, process: Process, message: framing.Message) -> None:
         """Handles one message of a process."""
@@ -169,14 +175,8 @@ class Requests:
             if process is None:  # held from now on, so that it does not end before it is called
                 self._objects.count(fields[0], 1)
             then(fields)
-        elif method == "nothing":
-            then(None)
-        elif method == "resources":
-            then(self._scheduler.resources())
-        elif method == "names":
-            then(sorted(self._actors.names))
-        elif method == "actors":
-            then([actor.state_fields() for actor in list(self._actors.table.values())])
+        elif method in self._questions:
+            then(self._questions[method]())
         elif method == "kill":
             id, no_restart, reason = args
             actor = self._actors.table.get(id)
@@ -244,7 +244,7 @@ class Requests:
                 self._gcs.put(EventRow(time.time(), "task retried", task.id, text))
             else:
                 task.attempts = max(0, task.attempts - 1)
-            self._tasks.requeue(task)
+            self._tasks.queue(task)
 
     def _keep_results(self, process: Process, task: TaskSpec) -> None:
         """Keeps the results of the task's calls, so that these are not run again with it."""

@@ -20,13 +20,7 @@ from gmi_drl.runtime.gcs.tables import EventRow
 from gmi_drl.runtime.process import descendants
 from gmi_drl.runtime.process.logs import log_tail
 from gmi_drl.runtime.process.run_directory import working_directory
-from gmi_drl.runtime.scheduler.events import (
-    StartWorker,
-    StopWorker,
-    WorkerLost,
-    WorkerNotStarted,
-    WorkerStarted,
-)
+from gmi_drl.runtime.scheduler import events
 from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.channel import ClosedLater, SocketChannel
 from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, Build, Exited, Kind, Ready, SpawnRequest
@@ -84,7 +78,7 @@ class Spawner:
             process.channel.forget()
             process.urgent.forget()
 
-    def start_worker(self, start: StartWorker) -> None:
+    def start_worker(self, start: events.StartWorker) -> None:
         """Starts one more worker, on a device."""
         if self.broken or not self._loop.running:  # nobody will need it
             return
@@ -105,17 +99,17 @@ class Spawner:
         self._loop.defer(lambda: self._started(process, device))
 
     def _started(self, process: Process, device: int) -> None:
-        self._tell(WorkerStarted(process.number, device))
+        self._tell(events.WorkerStarted(process.number, device))
         if process.dead:
-            self._tell(WorkerLost(process.number))
+            self._tell(events.WorkerLost(process.number))
 
     def _not_started(self, device: int, error: ForkServerError) -> None:
         """Fails the queued tasks unless there is another worker that does not wait for one."""
         if all(process.actor or process.blocked for process in self.processes.values()):
             self._driver.tasks.fail_queued(error)
-        self._tell(WorkerNotStarted(device))
+        self._tell(events.WorkerNotStarted(device))
 
-    def stop_worker(self, stop: StopWorker) -> None:
+    def stop_worker(self, stop: events.StopWorker) -> None:
         """Ends an idle worker."""
         process = self.processes[stop.worker]
         process.end_reason = "it was not needed any more"

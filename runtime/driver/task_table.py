@@ -142,11 +142,7 @@ class TaskTable:
         task.state = states.QUEUED
         function, pinned_device = task.function, task.options.device
         assert isinstance(function, bytes)
-        self._tell(Submitted(task.id, function, task.device, task.demand, pinned_device))
-
-    def requeue(self, task: TaskSpec) -> None:
-        task.device = max(task.device, 0)
-        self.queue(task)
+        self._tell(Submitted(task.id, function, max(task.device, 0), task.demand, pinned_device))
 
     # Answers.
 
@@ -170,7 +166,7 @@ class TaskTable:
                 self._drop_results(task, process)
                 task.retries -= 1
                 task.failures += 1  # its calls get new ids
-                self.requeue(task)
+                self.queue(task)
                 return
         elif not self._driver.actors.answered(
             process, task, bytes(body[STAMP.size :]) if failed else None

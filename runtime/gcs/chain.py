@@ -91,10 +91,8 @@ class ReplicaProcess:
 
     def send(self, data: bytes, sock: socket.socket | None = None) -> None:
         """Sends data, with a socket that is closed here then, or queues it for `send_more`."""
-        if sock is None:
-            self.channel.queue(data)
-        else:
-            self.channel.queue(data, [sock.fileno()], ClosedLater(sock))
+        fds = () if sock is None else (sock.fileno(),)
+        self.channel.queue(data, fds, sock and ClosedLater(sock))
         self.send_more()
 
     def send_more(self) -> None:

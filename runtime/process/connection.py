@@ -333,15 +333,10 @@ class Connection:
 
     def _read_urgent(self) -> None:
         reader = framing.Reader()
-        while True:
-            try:
-                messages = reader.read(self._urgent)
-            except OSError:
-                messages = None
-            if messages is None:
-                break
-            for message in messages:
-                self._handle_urgent(message)
+        with contextlib.suppress(OSError):  # the driver is gone
+            while (messages := reader.read(self._urgent)) is not None:
+                for message in messages:
+                    self._handle_urgent(message)
 
     def _handle_urgent(self, message: framing.Message) -> None:
         if message.kind == Kind.ASK_STOP:

@@ -28,7 +28,7 @@ class MessageSender:
         self._sock = sock
         self._sending = threading.Lock()
         self._notes: collections.deque[tuple[bytes, int]] = collections.deque()  # change 0: unpin
-        self._counts: dict[bytes, int] = {}
+        self._counts: collections.Counter[bytes] = collections.Counter()
         self._changed = threading.Condition()
         self._records: collections.deque[bytes] = collections.deque()
         self._dropped = 0
@@ -113,13 +113,10 @@ class MessageSender:
             if not change:
                 unpinned.append(id)
                 continue
-            previous_count = self._counts.get(id, 0)
-            count = previous_count + change
-            if count:
-                self._counts[id] = count
-            else:
-                self._counts.pop(id, None)
-            if not previous_count or not count:
+            self._counts[id] = count = self._counts[id] + change
+            if not count:
+                del self._counts[id]
+            if count in (0, change):  # the last reference, or the first
                 changes.append((id, change))
         frames = b""
         if changes:

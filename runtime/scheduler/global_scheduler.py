@@ -85,26 +85,19 @@ class GlobalScheduler:
 
     def _queue_s(self, local: LocalScheduler, function: bytes) -> float:
         """Estimates the work on a device; functions never measured count as `function`."""
-        get_mean_s = local.run_times.get
         total_s = 0.0
         for queued_function, number in local.queue.functions.items():
-            mean_s = get_mean_s(queued_function)
-            if mean_s is None:
-                mean_s = self._guess_s(local, queued_function, function)
-            total_s += number * mean_s
+            total_s += number * self._mean_s(local, queued_function, function)
         for worker in local.workers.values():
             running = worker.running
             if running is not None and not worker.blocked:
-                mean_s = get_mean_s(running.function)
-                if mean_s is None:
-                    mean_s = self._guess_s(local, running.function, function)
-                total_s += mean_s
+                total_s += self._mean_s(local, running.function, function)
                 if worker.ahead:
                     total_s += worker.work_s - running.cost_s
         return total_s / local.resources.cpus
 
-    def _guess_s(self, local: LocalScheduler, function: bytes, default_function: bytes) -> float:
-        """Returns the mean run time measured on that device, else on any; else that of `asked`."""
+    def _mean_s(self, local: LocalScheduler, function: bytes, default_function: bytes) -> float:
+        """Returns the mean run time measured on that device, else on any; else of the default."""
         for candidate in (function, default_function):
             for device in (local, *self._locals.values()):
                 mean_s = device.run_times.get(candidate)

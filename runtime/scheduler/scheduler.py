@@ -43,7 +43,7 @@ class Scheduler:
             events.Unblocked: self._unblocked,
             events.Cancelled: self._cancelled,
             events.WorkerStarted: self._worker_started,
-            events.WorkerNotStarted: self._worker_not_started,
+            events.WorkerNotStarted: self._not_started,
             events.WorkerLost: self._worker_lost,
             events.Returned: self._returned,
             events.Ticked: self._ticked,
@@ -168,7 +168,7 @@ class Scheduler:
         self._workers[event.worker] = local.add_worker(event.worker, now_s)
         local.dispatch(now_s, out)
 
-    def _worker_not_started(self, event: events.WorkerNotStarted, now_s: float, out: Out) -> None:
+    def _not_started(self, event: events.WorkerNotStarted, now_s: float, out: Out) -> None:
         self._locals[event.device].starting -= 1
 
     def _worker_lost(self, event: events.WorkerLost, now_s: float, out: Out) -> None:

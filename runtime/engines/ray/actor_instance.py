@@ -134,10 +134,7 @@ class ActorInstance:
         limit = self._limit(call)
         if crashes <= limit:
             return None
-        reason = (
-            f"{call.name} was running, and max_task_retries={limit} of it are used up. The actor "
-            "was restarted, and goes on without this call"
-        )
+        reason = ActorDiedError.given_up(call.name, limit)
         error = packing.pack_exception(ActorDiedError(self._build.name, reason=reason))
         return Raised(packing.pack(CallFailure(error, "", time.monotonic())).body)
 

@@ -161,15 +161,18 @@ def strategy(host: str) -> Any:
     """Returns Ray's scheduling strategy for a call or an actor with this `host`."""
     if not host:
         return "DEFAULT"
-    for node in hosts():
-        if host in (node["NodeManagerAddress"], node["NodeManagerHostname"]):
-            return NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-    raise _unknown(host)
+    return NodeAffinitySchedulingStrategy(_hosts_of(host)[0]["NodeID"], soft=False)
 
 
-def _unknown(host: str) -> ValueError:
-    addresses = ", ".join(sorted(node["NodeManagerAddress"] for node in hosts()))
-    return ValueError(f"host={host!r}: the cluster has {addresses}. Give one of these.")
+def _hosts_of(host: str) -> list[Mapping[str, Any]]:
+    """Lists the hosts of this address or name (empty: all); ValueError if there is none."""
+    alive = hosts()
+    nodes = [node for node in alive
+             if host in ("", node["NodeManagerAddress"], node["NodeManagerHostname"])]  # fmt: skip
+    if not nodes:
+        addresses = ", ".join(sorted(node["NodeManagerAddress"] for node in alive))
+        raise ValueError(f"host={host!r}: the cluster has {addresses}. Give one of these.")
+    return nodes
 
 
 def infeasible(name: str, demand: Mapping[str, float], host: str) -> OutOfResources | None:
@@ -177,10 +180,7 @@ def infeasible(name: str, demand: Mapping[str, float], host: str) -> OutOfResour
 
     ValueError for a host that is not there.
     """
-    nodes = [node for node in hosts()
-            if host in ("", node["NodeManagerAddress"], node["NodeManagerHostname"])]  # fmt: skip
-    if not nodes:
-        raise _unknown(host)
+    nodes = _hosts_of(host)
     for node in nodes:
         resources = node["Resources"]
         if all(resources.get(resource, 0.0) >= amount for resource, amount in demand.items()):
