@@ -102,12 +102,8 @@ def config_of_host(config: Config, host: int) -> Config:
 def shape_of(config: Config, topology: Topology) -> Shape:
     """Returns the numbers by which the config's template fills these devices, of one host."""
     return Shape(
-        topology, config.layout.gmi_per_gpu, config.layout.trainer_gpus, _others_sample(config)
+        topology, config.layout.gmi_per_gpu, config.layout.trainer_gpus, config.sampling_hosts > 0
     )
-
-
-def _others_sample(config: Config) -> bool:
-    return config.cluster is not None and config.cluster.sampling_hosts > 0
 
 
 def backend_of(config: Config, topology: Topology, gmi_per_gpu: int | None = None) -> str:
@@ -136,6 +132,6 @@ def layout_of(config: Config, topology: Topology) -> Layout:
         template, trainer_gpus = config.template, config.layout.trainer_gpus
         layout = template(
             topology, gmi_per_gpu, num_env, backend, trainer_gpus,
-            others_sample=_others_sample(config),
+            others_sample=config.sampling_hosts > 0,
         )  # fmt: skip
     return sliced(layout, config.hardware)

@@ -51,7 +51,7 @@ def check(config: Config, topology: Topology) -> list[Fault]:
         except LayoutError as error:
             rule, separator, remedy = str(error).partition(". ")
             faults.append(Fault("layout", ABSENT, rule if separator else str(error), remedy))
-    crosses = _experience_crosses(config)
+    crosses = config.sampling_hosts > 0
     if layout is not None:
         if config.layout.file is not None and layout.template in TEMPLATES:
             faults += _template_mode(TEMPLATES[layout.template], config)
@@ -78,7 +78,7 @@ def check(config: Config, topology: Topology) -> list[Fault]:
 def layout_faults_of(config: Config, layout: Layout) -> list[Fault]:
     """Lists the faults of a layout from a file, which may have been edited or damaged."""
     hosts = [layout.of_host(host) for host in range(layout.hosts)] if layout.hosts > 1 else [layout]
-    gangs = [layout] if _experience_crosses(config) else hosts  # with the peers of their GMIs
+    gangs = [layout] if config.sampling_hosts else hosts  # with the peers of their GMIs
     return [
         *(fault for host in hosts for fault in layout_faults(host, config.hardware)),
         *(fault for gang in gangs for fault in gmi_faults(gang, config.env.num_env)),
@@ -91,17 +91,12 @@ def experience_faults(config: Config, layout: Layout) -> list[Fault]:
 
     Empty where none do, as `check` lists these.
     """
-    if not _experience_crosses(config):
+    if not config.sampling_hosts:
         return []
     links = Counter(target.gmi_id for _, target in decoupled.channels(layout))
     trainers = layout.holding("trainer")
     fewest_links = min(links[trainer.gmi_id] for trainer in trainers)
     return learning_faults(config, len(layout.holding("agent")), len(trainers), fewest_links)
-
-
-def _experience_crosses(config: Config) -> bool:
-    """Tells whether some hosts hold no trainer, and send experience to those of others."""
-    return config.cluster is not None and config.cluster.sampling_hosts > 0
 
 
 def _training_hosts(config: Config, layout: Layout) -> Iterator[Fault]:

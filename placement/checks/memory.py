@@ -190,8 +190,7 @@ def _replay_bytes(
     """
     # Segments of several agents arrive in any order, so that each horizon ends like an episode.
     # A host that only samples has one agent or more.
-    agents = len(layout.holding("agent"))
-    agents += 0 if config.cluster is None else config.cluster.sampling_hosts
+    agents = len(layout.holding("agent")) + config.sampling_hosts
     has_segments = config.experience.batch_segments > 1 or agents > 1
     frames = 1 if algorithm.hindsight else sizes.frames
     frame = sizes.observation * sizes.observation_bytes // frames

@@ -42,29 +42,21 @@ from .section import (
     Section,
     as_tuple,
     broken,
+    named_entries,
 )
 
 CONFIG_VERSION = 1
 BackendName: TypeAlias = Literal["cpu", "direct", "mps", "mig", "green"]
 
 
-def _callback_entries(value: Any) -> Any:
-    """Returns callbacks as a tuple; refuses entries that are no class, or one with options."""
-    for entry in value if isinstance(value, list | tuple) else ():
-        names = (
-            [entry] if isinstance(entry, str) else list(entry) if isinstance(entry, dict) else []
-        )
-        options = entry.values() if isinstance(entry, dict) else ()
-        named = len(names) == 1 and isinstance(names[0], str) and re.match(CLASS_PATTERN, names[0])
-        if not named or not all(isinstance(values, dict | None) for values in options):
-            raise broken(
-                f"has {entry!r}, which is no callback",
-                "Write module:Class, or one with its options: {module:Class: {every: 10}}.",
-            )
-    return as_tuple(value)
-
-
-_Callbacks = Annotated[tuple[str | dict[str, Any], ...], BeforeValidator(_callback_entries)]
+_Entries: TypeAlias = tuple[str | dict[str, Any], ...]
+_CALLBACKS: Final = named_entries(
+    "callback", CLASS_PATTERN,
+    "Write module:Class, or one with its options: {module:Class: {every: 10}}.",
+)  # fmt: skip
+_WRAPPERS: Final = named_entries(
+    "wrapper", "", "Write a name, or one name with its options: frame_stack: {count: 4}."
+)
 _Logger: TypeAlias = Literal["tensorboard", "wandb", "mlflow"]
 
 
@@ -104,7 +96,7 @@ class RunConfig(Section):
     """Iterations between films of the policy, made of checkpoints as they come (`checkpoint_every`)
     by a process beside the run; 0: none. They are in `report/videos` and in TensorBoard. See
     [films](trained-policies.md#video)."""
-    callbacks: _Callbacks = ()
+    callbacks: Annotated[_Entries, _CALLBACKS] = ()
     """Classes of yours that are told of the start, iterations, checkpoints and the end, in the
     launcher's process: `module:Class`, or one with its options. See [callbacks](callbacks.md)."""
     callback_errors: Literal["warn", "fail"] = "warn"
@@ -157,23 +149,6 @@ class RunConfig(Section):
         return value
 
 
-def _wrapper_entries(value: Any) -> Any:
-    """Returns a list of wrappers as a tuple; refuses one that is no name, or name with options."""
-    for entry in value if isinstance(value, list | tuple) else ():
-        is_named = isinstance(entry, dict) and len(entry) == 1
-        if not isinstance(entry, str) and not (
-            is_named and all(isinstance(values, dict | None) for values in entry.values())
-        ):
-            raise broken(
-                f"has {entry!r}, which is no wrapper",
-                "Write a name, or one name with its options: frame_stack: {count: 4}.",
-            )
-    return as_tuple(value)
-
-
-Wrappers = Annotated[tuple[str | dict[str, Any], ...], BeforeValidator(_wrapper_entries)]
-
-
 class EnvConfig(Section):
     """The environment that is simulated."""
 
@@ -202,7 +177,7 @@ class EnvConfig(Section):
     """Keyword arguments of the environment."""
     max_episode_steps: Int | None = Field(default=None, ge=1)
     """Time limit of an episode in steps; `null`: the one the id is registered with."""
-    wrappers: Wrappers = ()
+    wrappers: Annotated[_Entries, _WRAPPERS] = ()
     """The wrappers around each environment, the innermost first: names, or one name with its
     options, such as `frame_stack: {count: 4}`. There are `clip_reward`, `frame_stack` and
     `keep_numbers`, and `module:Class` for one of yours or Gymnasium's. See
@@ -536,6 +511,11 @@ class Config(Section):
     def hosts(self) -> int:
         """Returns the number of hosts that the run is on."""
         return 1 if self.cluster is None else self.cluster.hosts
+
+    @property
+    def sampling_hosts(self) -> int:
+        """Returns how many hosts hold no trainer, and send experience to those of others."""
+        return 0 if self.cluster is None else self.cluster.sampling_hosts
 
     @property
     def template(self) -> Template:

@@ -75,6 +75,22 @@ def broken(rule: str, remedy: str) -> PydanticCustomError:
     return PydanticCustomError("gmi_drl", "{rule}", {"rule": rule, "remedy": remedy})
 
 
+def named_entries(noun: str, pattern: str, remedy: str) -> BeforeValidator:
+    """Returns a validator of lists of names, or of one name with its options: {name: {...}}."""
+
+    def check(value: Any) -> Any:
+        for entry in value if isinstance(value, list | tuple) else ():
+            name, options = entry, None
+            if isinstance(entry, dict) and len(entry) == 1:
+                ((name, options),) = entry.items()
+            is_named = isinstance(name, str) and re.match(pattern, name)
+            if not is_named or not isinstance(options, dict | None):
+                raise broken(f"has {entry!r}, which is no {noun}", remedy)
+        return as_tuple(value)
+
+    return BeforeValidator(check)
+
+
 def as_network(value: Any) -> Any:
     """Returns the layers that `network` names, a list as a tuple; refuses other values."""
     sizes = as_tuple(value)

@@ -104,7 +104,7 @@ def work_of(config: Config, layout: Layout, hardware: Hardware) -> Work:
         rule = "it is not projected how much less is waited for without the slowest"
         remedy = "Leave it out: add --set algorithm.drop_slowest=0."
         faults.append(Fault("algorithm.drop_slowest", algorithm.dropped_agents, rule, remedy))
-    if config.cluster is not None and config.cluster.sampling_hosts:
+    if config.cluster is not None and config.sampling_hosts:
         rule = "it is projected what hosts do that are alike"
         remedy = "Leave it out: add --set cluster.trainer_hosts=null."
         faults.append(Fault("cluster.trainer_hosts", config.cluster.trainer_hosts, rule, remedy))

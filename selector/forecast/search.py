@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from gmi_drl.placement import Config, layout_of
+from gmi_drl.placement import Config, Topology, layout_of
 from gmi_drl.selector.tune.candidate import Candidate
 from gmi_drl.selector.tune.keep import by_learning, prediction_of
 from gmi_drl.selector.tune.space import config_of, space_of
@@ -38,7 +39,7 @@ def best_candidates(config: Config, hardware: Hardware, hosts: int) -> list[Proj
     topology = hardware.topology(config.hardware.num_gpus)
     prediction = prediction_of(config, topology)
     projected = []
-    for candidate in _candidates(config, hardware):
+    for candidate in _candidates(config, topology):
         chosen = config_of(config, candidate)
         work = work_of(chosen, layout_of(chosen, topology), hardware)
         phases = phases_of(work, hardware, hosts)
@@ -53,13 +54,11 @@ def objective_of(config: Config) -> str:
     return "learning" if by_learning(config) else "steps"
 
 
-def _candidates(config: Config, hardware: Hardware) -> Iterator[Candidate]:
-    topology = hardware.topology(config.hardware.num_gpus)
+def _candidates(config: Config, topology: Topology) -> Iterable[Candidate]:
     space, _ = space_of(config, topology, works=("direct", "mps"))
-    seen = set()
-    for row in space.rows:
-        for candidate in row:
+    by_shape: dict[tuple[int, int, int], Candidate] = {}
+    for candidate in itertools.chain(*space.rows):
+        if candidate.row.percents is None:
             shape = (candidate.row.gmi_per_gpu, candidate.num_env, candidate.horizon)
-            if candidate.row.percents is None and shape not in seen:
-                seen.add(shape)
-                yield candidate
+            by_shape.setdefault(shape, candidate)
+    return by_shape.values()

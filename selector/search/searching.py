@@ -35,6 +35,7 @@ from gmi_drl.placement import (
     layout_of,
     load_config,
 )
+from gmi_drl.placement.config.search import USED_BY
 from gmi_drl.placement.config.yaml_text import write_yaml
 from gmi_drl.roles.errors import RoleLoadError
 from gmi_drl.roles.loading import importable
@@ -381,10 +382,9 @@ def _algorithm_of(config: Config) -> TrialAlgorithm:
     ranges = Ranges(settings.ranges, settings.seed)
     if settings.algorithm == "hyperband":
         return hyperband(ranges, total, settings.min_steps, settings.eta, settings.brackets)
-    names = (
-        "seed", "population", "interval_steps", "truncation", "perturb", "resample", "synchronous",
-    )  # fmt: skip
-    return PopulationBased(ranges, total, **{name: getattr(settings, name) for name in names})
+    names = [name for name, user in USED_BY.items() if user == "pbt"]
+    values = {name: getattr(settings, name) for name in ("seed", *names)}
+    return PopulationBased(ranges, total, **values)
 
 
 def _result_of(

@@ -227,20 +227,19 @@ def _held_fixed(config: Config, topology: Topology) -> Iterator[str]:
     algorithm, tune = config.algorithm, config.tune
     yield f"env {config.env.id}"
     yield f"mode {config.mode}, template {config.template.name}"
-    if config.mode != "serving":
+    trains = config.mode != "serving"
+    if trains:
         sizes = algorithm.network
         network = sizes if isinstance(sizes, str) else ":".join(map(str, sizes))
-        yield (f"algorithm {algorithm.name} with network {network}{algorithm.effort}")
-    if config.mode == "serving":
-        pass
-    elif algorithm.whole_episodes:
+        yield f"algorithm {algorithm.name} with network {network}{algorithm.effort}"
+    if trains and algorithm.whole_episodes:
         yield f"an update of {algorithm.update_text(0, 0, '')}"
-    elif tune.keep == "update":
+    elif trains and tune.keep == "update":
         least = f"down to {least_horizon(algorithm):,}"
         larger = ", or updates grow" if may_grow(config) else ""
         own = f"an update of {own_update(config, topology):,} steps"
         yield f"{own} (the horizon follows, {least}{larger})"
-    else:
+    elif trains:
         kept = " and minibatches of one size" if tune.keep == "gradient_steps" else ""
         yield f"horizon {algorithm.horizon}{kept} (the update follows num_env and the GMIs)"
     if config.env.num_env != AUTO and config.layout.gmi_per_gpu == AUTO:
@@ -249,7 +248,7 @@ def _held_fixed(config: Config, topology: Topology) -> Iterator[str]:
         yield f"gmi_per_gpu {config.layout.gmi_per_gpu}"
     if config.hardware.backend != "auto":
         yield f"backend {config.hardware.backend}"
-    if config.mode != "serving":
+    if trains:
         yield f"reduction {config.comm.reduction}, wire {config.comm.wire}"
     devices = topology.devices
     names = ", ".join(dict.fromkeys(device.name for device in devices))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -70,13 +70,8 @@ class MBPOConfig(SACConfig):
                 "Lower it, or raise ensemble.",
             )  # fmt: skip
         rule = "the model is of single steps that are drawn alike"
-        settings: dict[str, tuple[Any, Any]] = {
-            "n_step": (self.n_step, 1), "sampler": (self.sampler, "uniform"),
-            "hindsight": (self.hindsight, 0.0),
-        }  # fmt: skip
-        for name, (value, required) in settings.items():
-            if value != required:
-                yield Fault(f"algorithm.{name}", value, rule, f"Use {required}, or name: sac.")
+        keys = {"n_step": 1, "sampler": "uniform", "hindsight": 0.0}
+        yield from self.fixed_faults(keys, rule, ", or name: sac")
         if self.replay_start < 2:
             yield Fault(
                 "algorithm.replay_start", self.replay_start,
@@ -166,11 +161,5 @@ class CEMConfig(ReplayConfig):
                 "Use [200, 200].",
             )  # fmt: skip
         rule = "the model is of single steps of vectors, in fp32"
-        settings: dict[str, tuple[Any, Any]] = {
-            "n_step": (self.n_step, 1), "hindsight": (self.hindsight, 0.0),
-            "layer_norm": (self.layer_norm, False), "precision": (self.precision, "fp32"),
-            "sampler": (self.sampler, "uniform"),
-        }  # fmt: skip
-        for name, (value, required) in settings.items():
-            if value != required:
-                yield Fault(f"algorithm.{name}", value, rule, f"Use {str(required).lower()}.")
+        keys = {"n_step": 1, "hindsight": 0.0, "layer_norm": False, "precision": "fp32"}
+        yield from self.fixed_faults({**keys, "sampler": "uniform"}, rule)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -98,6 +98,15 @@ class ReplayConfig(AlgorithmConfig):
                 "rewards of n_step steps would be of several goals, as each step has its own",
                 "Leave n_step out, or hindsight.",
             )  # fmt: skip
+
+    def fixed_faults(
+        self, keys: Mapping[str, Any], rule: str, alternative: str = ""
+    ) -> Iterator[Fault]:
+        """Yields a fault for each of these keys that has another value than the one given."""
+        for name, required in keys.items():
+            if (value := getattr(self, name)) != required:
+                remedy = f"Use {str(required).lower()}{alternative}."
+                yield Fault(f"algorithm.{name}", value, rule, remedy)
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
         """Yields faults unless there are enough rows for a batch at the first update."""

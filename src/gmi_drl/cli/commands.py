@@ -249,7 +249,7 @@ def plan(
     with importable(folder):
         gmis = planned(resolved, str(config), auto_faults)
     host = gmis if resolved.cluster is None else gmis.of_host(0)  # those that train are alike
-    crosses = resolved.cluster is not None and resolved.cluster.sampling_hosts > 0
+    crosses = resolved.sampling_hosts > 0
     if layout is not None and crosses:
         rule = "a layout file says the GMIs of one host, and by cluster.trainer_hosts they differ"
         raise BadPath(f"--layout {layout}: {rule}. Leave it out.")
