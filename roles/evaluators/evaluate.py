@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -68,6 +68,12 @@ class EpisodeCount:
         count = torch.where(self.running, each, self.ended)
         return torch.arange(each, device=count.device) < count[:, None]
 
+    @property
+    def begun(self) -> Tensor:
+        """Tells which of these episodes have ended, or had a step."""
+        places = torch.arange(self.returns.shape[1], device=self.ended.device)
+        return self.counted & ((places < self.ended[:, None]) | (self.lengths > 0))
+
     def add(self, reward: Tensor, ended: Tensor) -> None:
         """Counts a step of all environments, by `reward` [N] and whether episodes `ended` [N]."""
         each = self.returns.shape[1]
@@ -97,22 +103,31 @@ def play(
     `seed` is that of the first environment; None: the one that they were made with. `tell` is
     called every 50 steps with what has been counted.
     """
+    for episodes in _rounds(env, actor, each, seed):
+        tell(episodes)
+    return episodes
+
+
+def _rounds(
+    env: VecEnv, actor: GreedyActor | SamplingActor, each: int = 1, seed: int | None = None
+) -> Iterator[EpisodeCount]:
+    """Does what `play` does; yields the count after the reset, and every 50 steps while it runs."""
     to_env, device = env_action(env.action_space, env.device), env.device
     ended = torch.ones(env.num_env, dtype=torch.bool, device=device)
     observation = env.reset(seed)
     episodes = EpisodeCount(env, each)
     for number in range(each * longest_episode(env)):
         # A GPU is waited for once in so many steps.
-        now_and_then = number % _STEPS_BETWEEN_MEETINGS == 0
-        if (device.type == "cpu" or now_and_then) and not bool(episodes.running.any()):
-            break
-        if now_and_then:
-            tell(episodes)
+        is_between = number % _STEPS_BETWEEN_MEETINGS == 0
+        if (device.type == "cpu" or is_between) and not bool(episodes.running.any()):
+            return
+        if is_between:
+            yield episodes
+        beat("evaluation")
         step = env.step(to_env(actor.act(observation, ended)))
         torch.logical_or(step.terminated, step.truncated, out=ended)
         episodes.add(step.reward, ended)
         observation = step.observation
-    return episodes
 
 
 @torch.no_grad()
@@ -133,25 +148,13 @@ def evaluate_together(
     together, with nothing, when one is asked to stop. `await_set_up` returns when all GMIs have
     called it, before the first meeting.
     """
-    actor, to_env = GreedyActor(policy, normalizer), env_action(env.action_space, env.device)
-    observation, steps_left = env.reset(), longest_episode(env)
-    episodes = EpisodeCount(env, 1)
-    ended = torch.zeros(env.num_env, dtype=torch.bool, device=env.device)
+    rounds = _rounds(env, GreedyActor(policy, normalizer))
+    episodes = next(rounds)
     await_set_up()  # the first reset of environments may compile
     states = [1]
     while any(states):
-        stop, steps = stop_requested(), min(_STEPS_BETWEEN_MEETINGS, steps_left)
-        for _ in range(0 if stop else steps):
-            beat("evaluation")
-            steps_left -= 1
-            if ended.is_cpu and not episodes.running.any():
-                break
-            step = env.step(to_env(actor.act(observation, ended)))
-            torch.logical_or(step.terminated, step.truncated, out=ended)
-            episodes.add(step.reward, ended)
-            observation = step.observation
-        # A GPU is waited for once in so many steps.
-        states = group.exchange(2 if stop else int(steps_left > 0 and bool(episodes.running.any())))
+        state = 2 if stop_requested() else int(next(rounds, None) is not None)
+        states = group.exchange(state)
         if 2 in states:
             return {}
     returns, counted = episodes.returns[:, 0].double().cpu(), episodes.counted[:, 0].cpu()

@@ -6,8 +6,10 @@ import torch
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import MultiAgentConfig
 from gmi_drl.roles.envs import make_env
+from gmi_drl.roles.evaluators import evaluate
 from gmi_drl.roles.evaluators.evaluate import evaluate_together, play
 from gmi_drl.roles.policies.policy import GreedyActor
+from toy_env import ToyEnv
 
 TWO = MultiAgentConfig(policies=("a", "b"), mapping={"agent_2": "b", "*": "a"})
 
@@ -55,3 +57,14 @@ def test_steps_of_agents_who_take_turns_are_their_own():
     episodes = play(made("Countdown"), GreedyActor(First(), None))
     assert episodes.lengths.tolist() == [[3], [3], [2], [2]]  # of five that are taken one by one
     assert episodes.returns.tolist() == [[1], [1], [-1], [-1]]
+
+
+@pytest.mark.parametrize(("length", "begun"), [(5, 3), (12, 1), (100, 1)])
+def test_episodes_behind_one_that_does_not_end_have_not_begun(monkeypatch, length, begun):
+    monkeypatch.setattr(evaluate, "_LONGEST", 4)  # steps for each of three: twelve
+    env = ToyEnv(2, length)
+    env.max_episode_steps = None
+    episodes = play(env, GreedyActor(First(), None), each=3)
+    assert episodes.begun.sum(1).tolist() == [begun] * 2
+    assert episodes.counted.all()
+    assert episodes.lengths.sum(1).tolist() == [12] * 2

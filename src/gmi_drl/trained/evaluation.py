@@ -165,7 +165,7 @@ def _play(
             actor = policy.actor(env.num_env, generator, index, len(batches))
             with policy.use_threads():
                 played = play(env, actor, per_env, seed, tell)
-            mask = played.counted.cpu()  # but for agents who were not
+            mask = played.begun.cpu()  # without agents who were not there
             returns, lengths = (tensor.cpu()[mask] for tensor in (played.returns, played.lengths))
             unfinished = len(returns) - int(played.ended.sum())
             if unfinished:
