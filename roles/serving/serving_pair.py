@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gmi_drl.comm.errors import LinkClosed, LinkEnded
+from gmi_drl.comm.errors import LinkClosed, LinkEnded, SchemaDiffers
 from gmi_drl.comm.shm.pinned import is_pinned
 from gmi_drl.comm.transports import LinkSpec, Packet, Receiver, Sender, StreamSpec, wait_any
 from gmi_drl.placement import Config
@@ -147,7 +147,7 @@ class ServingAgent(Server):
         # Both were closed, or one, if the work of the process before this one was done.
         with suppress(LinkClosed), incoming.receiver(timeout) as receiver:
             shapes = json.loads(receiver.schema)
-            assert all(shape[1] == observations for shape in shapes)
+            _check_widths(receiver, shapes, observations)
             streams = [StreamSpec(4 * rows * width, _SLOTS) for rows, _ in shapes]
             with outgoing.sender(b"", streams, timeout) as sender:
                 sender.pin(self.mgr.context.device)
@@ -200,6 +200,16 @@ class ServingAgent(Server):
         """Answers the question in a packet."""
         header = packet.header
         _send(sender, header.stream, action, header.sequence, header.incarnation)
+
+
+def _check_widths(receiver: Receiver, shapes: Sequence[Sequence[int]], width: int) -> None:
+    """Raises SchemaDiffers unless the simulator shows as many numbers as the policy takes."""
+    for _, shown in shapes:
+        if shown != width:
+            raise SchemaDiffers(
+                f"{receiver.source} shows {shown} numbers of an environment, and its agent takes "
+                f"{width}. roles.simulator and roles.agent must make the same environments."
+            )
 
 
 def _remembers(config: Config) -> bool:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gmi_drl.comm.errors import LinkTimeout
+from gmi_drl.comm.errors import LinkTimeout, SchemaDiffers
 from gmi_drl.roles import ServingAgent, ServingSimulator
 from gmi_drl.roles.serving import serving_pair
 
@@ -63,6 +63,13 @@ def test_an_agent_that_was_busy_gives_its_simulator_all_the_time_from_then_on(mo
         BusyAgent()._act([SimpleNamespace(act=act, remembers=False)], receiver, None, [[1, 2]])
     assert len(receiver.released) == 10
     assert waits[0] * 0.2 == pytest.approx(5.0, abs=0.3)
+
+
+def test_a_simulator_that_shows_something_else_is_named():
+    serving_pair._check_widths(Played([]), [[3, 4], [2, 4]], 4)
+    said = r"gmi 0, device 0 shows 5 numbers .* takes 4\. roles\.simulator and roles\.agent must"
+    with pytest.raises(SchemaDiffers, match=said):
+        serving_pair._check_widths(Played([]), [[3, 5], [2, 5]], 4)
 
 
 class Asked(ServingSimulator):
