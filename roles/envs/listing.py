@@ -82,7 +82,8 @@ def _known(env_id: str, pooled: bool, made: bool) -> KnownEnv:
             finally:
                 env.close()
     except Exception as error:  # whatever making someone's environment raises
-        return KnownEnv(env_id, adapters, fault=str(error).strip().splitlines()[-1])
+        said = str(error).strip() or type(error).__name__
+        return KnownEnv(env_id, adapters, fault=said.splitlines()[-1])
 
 
 @contextmanager

@@ -61,33 +61,28 @@ def game_faults(env_id: str) -> list[str]:
     """Returns why there is no game of an id."""
     if env_id in GAMES:
         return []
-    from .checked import try_game
-
-    if env_id.startswith(OPEN_SPIEL):
-        try:
-            try_game(make_game(env_id))
-        except ModuleNotFoundError:
-            return [
-                f"env.id={env_id!r} needs the package open_spiel, which is not installed. "
-                f"{install('open_spiel')}."
-            ]
-        except GameError as error:
-            return [f"env.id={env_id!r}: {error}"]
-        except Exception as error:  # OpenSpiel's own are of no class of Python's
-            rule = str(error).strip().splitlines()[0]
-            return [f"env.id={env_id!r}: {rule}. Use another of pyspiel.registered_names()."]
-        return []
-    if ":" not in env_id:
+    is_open_spiels = env_id.startswith(OPEN_SPIEL)
+    if not is_open_spiels and ":" not in env_id:
         near = closest(env_id, GAMES)
         return [
             f"env.id={env_id!r} is no game; known: {', '.join(GAMES)}, {OPEN_SPIEL}name, and "
             f"module:Class of yours.{f' Did you mean {near}?' if near else ''}"
         ]
+    from .checked import try_game
+
     try:
         try_game(make_game(env_id))
     except (GameError, GameFault) as error:
         return [f"env.id={env_id!r}: {error}"]
-    except Exception as error:  # whatever someone's module raises
+    except Exception as error:  # whatever someone's module raises, or OpenSpiel
+        if is_open_spiels and isinstance(error, ModuleNotFoundError):
+            return [
+                f"env.id={env_id!r} needs the package open_spiel, which is not installed. "
+                f"{install('open_spiel')}."
+            ]
+        if is_open_spiels:
+            rule = str(error).strip().splitlines()[0]
+            return [f"env.id={env_id!r}: {rule}. Use another of pyspiel.registered_names()."]
         return [
             f"env.id={env_id!r}: no game is made of it ({type(error).__name__}: {error}). Give "
             "module:Class of a class that is made without arguments, beside the config file."

@@ -111,5 +111,5 @@ def _faults(game: Any, pyspiel: Any) -> list[str]:
     if not game_type.provides_observation_tensor:
         faults.append("it has no observation tensor")
     if not faults and game.num_distinct_actions() >= 2**15:
-        faults.append(f"it has {game.num_distinct_actions():,} moves, and must have below 32,767")
+        faults.append(f"it has {game.num_distinct_actions():,} moves, and must have at most 32,767")
     return faults

@@ -90,6 +90,15 @@ def test_they_are_listed_with_adapters_and_spaces(capsys):
     assert main(["envs", "no such thing"]) == 1
 
 
+def test_one_that_fails_without_a_word_is_listed_by_its_error(monkeypatch):
+    def refuse(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(listing, "make_env", refuse)
+    found = {one.env_id: one for one in known_envs("CartPole-v1")}
+    assert found["CartPole-v1"].fault == "MemoryError"
+
+
 @pytest.mark.slow
 def test_all_of_them_are_listed_and_none_is_made(capsys, monkeypatch):
     def refuse(*_, **__):
