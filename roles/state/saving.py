@@ -170,11 +170,8 @@ class Saver:
     def newest(self) -> checkpoint.Checkpoint | None:
         """Returns the newest whole checkpoint of this launch; older ones are of other launches."""
         session = self._stamp["session"]
-        return checkpoint.newest(
-            self._folder,
-            lambda manifest: manifest.get("session") == session,
-            ["shared", f"gmi{self._gmi_id}"],
-        )
+        # All parts are read, so that all GMIs go on from the same one, whosever part is damaged.
+        return checkpoint.newest(self._folder, lambda manifest: manifest.get("session") == session)
 
     def mend(self) -> None:
         """Clears away, in rank 0, what a killed GMI was writing; call it while nobody writes."""

@@ -220,3 +220,16 @@ def test_who_was_taken_for_lost_writes_no_more(tmp_path):
         saver.save_alone(10, shared(True), {})
     assert not [*tmp_path.glob("checkpoints/.*")]  # where others may be writing their parts
     assert checkpoint.find(tmp_path).manifest["iteration"] == 5
+
+
+def test_a_damaged_part_of_one_gmi_takes_all_of_them_to_the_checkpoint_before(tmp_path):
+    savers = [Saver(tmp_path, gmi, solo_group(), "now") for gmi in (0, 1)]
+    folder = tmp_path / "checkpoints"
+    for iteration in (1, 2):
+        checkpoint.begin(folder, iteration)
+        for name in ("shared", "gmi0", "gmi1"):
+            checkpoint.write_part(folder, iteration, name, {"iteration": iteration})
+        path = checkpoint.commit(folder, iteration, {"session": "now"})
+    part = path / "gmi1.pt"
+    part.write_bytes(bytes(part.stat().st_size))
+    assert [saver.newest().folder.name for saver in savers] == ["iteration_000001"] * 2
