@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 import bodies_comm
 import bodies_rings as bodies
 from gmi_drl.comm import create_group
-from gmi_drl.comm.reducers.har import leaders
 from gmi_drl.comm.reducers.mrr import rings_of
 from ranks import run_ranks
 
@@ -104,14 +103,6 @@ def test_rings_take_each_rank_once_and_never_two_of_a_device(many, extra):
         assert len({rank // many for rank in ranks}) == len(ranks)
     for number, rank in enumerate(last):
         assert rank in rings[f"ring{number}"]
-
-
-@given(st.integers(1, 5), st.integers(1, 6))
-def test_every_device_has_one_leader(many, devices):
-    mpl = [range(d * many, (d + 1) * many) for d in range(devices)]
-    for ranks, leader in zip(mpl, leaders(mpl), strict=True):
-        assert leader in ranks
-        assert leader % many == 0  # the paper's rule
 
 
 @pytest.mark.parametrize(
