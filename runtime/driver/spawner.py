@@ -104,9 +104,10 @@ class Spawner:
             self._tell(events.WorkerLost(process.number))
 
     def _not_started(self, device: int, error: ForkServerError) -> None:
-        """Fails the queued tasks unless there is another worker that does not wait for one."""
-        if all(process.actor or process.blocked for process in self.processes.values()):
-            self._driver.tasks.fail_queued(error)
+        """Fails a device's queued tasks unless it has another worker that does not wait for one."""
+        workers = [p for p in self.processes.values() if p.actor is None and p.device == device]
+        if all(worker.blocked for worker in workers):
+            self._driver.tasks.fail_queued(error, device)
         self._tell(events.WorkerNotStarted(device))
 
     def stop_worker(self, stop: events.StopWorker) -> None:

@@ -300,10 +300,11 @@ class TaskTable:
         self._callers.add(caller.id)
         self._objects.hold(id, ("task", caller.id))
 
-    def fail_queued(self, error: BaseException) -> None:
-        """Fails the tasks that wait for a worker, as there will be none."""
+    def fail_queued(self, error: BaseException, device: int | None = None) -> None:
+        """Fails the tasks that wait for a worker, of one device or of all: there will be none."""
+        queued = self.live if device is None else self._driver.scheduler.queued(device)
         for task in list(self.live.values()):
-            if task.state == states.QUEUED and not task.actor:
+            if task.state == states.QUEUED and not task.actor and task.id in queued:
                 self._tell(Cancelled(task.id))
                 self.fail(task, error)
 

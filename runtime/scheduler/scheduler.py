@@ -78,6 +78,11 @@ class Scheduler:
             free.update({name: max(0, units) for name, units in local.resources.free.items()})
         return to_amounts(total), to_amounts(+free)
 
+    def queued(self, device: int) -> set[Id]:
+        """Returns the tasks that wait for a worker on a device."""
+        local, tasks = self._locals[device], self._tasks.items()
+        return {id for id, entry in tasks if entry.local is local and entry.worker is None}
+
     # Tasks
 
     def _submitted(self, event: Submitted, now_s: float, out: Out) -> None:

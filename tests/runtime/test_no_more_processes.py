@@ -62,6 +62,18 @@ print(error_of(runtime.remote(waits).remote()) != first)
 runtime.shutdown()
 """
 
+OTHER_DEVICE = f"""{PRELUDE}
+runtime.init(num_cpus=2, devices=2)
+task = runtime.remote(works)
+first = runtime.get(task.options(device=1).remote(), 20)
+open_no_more_files()
+print(error_of(task.options(device=0).remote()))
+print(error_of(task.options(device=1).remote()) == first)
+resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+print(error_of(task.options(device=0).remote()) != first)
+runtime.shutdown()
+"""
+
 
 def printed_by(script):
     done = subprocess.run(
@@ -85,6 +97,12 @@ def test_a_worker_that_there_is_runs_what_others_cannot_be_started_for():
     (tasks, nested, later), told = printed_by(ONE_WORKER)
     assert tasks == later == "True", told
     assert nested.startswith("ForkServerError: no more processes can be started")
+
+
+def test_a_worker_of_another_device_is_none_to_wait_for():
+    (pinned, other, later), told = printed_by(OTHER_DEVICE)
+    assert pinned.startswith("ForkServerError: no more processes can be started"), told
+    assert other == later == "True", told
 
 
 def test_tasks_run_where_the_directory_is_gone(tmp_path, monkeypatch):
