@@ -81,7 +81,7 @@ def game_faults(env_id: str) -> list[str]:
                 f"{install('open_spiel')}."
             ]
         if is_open_spiels:
-            rule = str(error).strip().splitlines()[0]
+            rule = (str(error).strip() or type(error).__name__).splitlines()[0]
             return [f"env.id={env_id!r}: {rule}. Use another of pyspiel.registered_names()."]
         return [
             f"env.id={env_id!r}: no game is made of it ({type(error).__name__}: {error}). Give "

@@ -248,6 +248,15 @@ def test_what_is_wrong_with_a_game_of_the_users_is_told_before_it_is_played(chan
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
+def test_a_game_that_fails_without_a_word_is_told_by_its_error(monkeypatch):
+    def refuse(env_id):
+        raise MemoryError
+
+    monkeypatch.setattr("gmi_drl.roles.games.make_game", refuse)
+    (fault,) = check_env("OpenSpiel/tic_tac_toe")
+    assert fault.startswith("env.id='OpenSpiel/tic_tac_toe': MemoryError. ")
+
+
 def test_a_game_of_the_users_may_use_wider_numbers_and_write_to_what_it_is_given():
     plain, wide = make_game("TicTacToe-v0"), make_game("bodies_games:Wide")
     mine = SearchTrees(plain, 3, 60).search(plain.initial(3), uniform)
