@@ -70,7 +70,7 @@ class Connection:
         self._ended = False
         # Those of which there are references here.
         self._slots: weakref.WeakValueDictionary[bytes, Slot] = weakref.WeakValueDictionary()
-        self._slots_lock = threading.Lock()
+        self._slots_lock = threading.RLock()  # a finalizer may ask for a slot meanwhile
         self._replies: dict[int, tuple[bool, Any]] = {}
         self._unwanted: dict[int, tuple[str, bytes]] = {}  # requests of calls that were cancelled
         self._requests = itertools.count(1)

@@ -242,13 +242,13 @@ def test_the_double_is_stuck_when_a_client_is_killed_at_work(tmp_path, monkeypat
             _until_there(running, tmp_path / str(pid))
         (slices,) = running._slices._by_backend.values()
         os.kill(pids[0], signal.SIGKILL)
-        log = next(iter(slices._daemons._of.values())).logs / "server.log"
+        log = next(iter(slices._daemons.of.values())).logs / "server.log"
         while "ended with work under way" not in log.read_text():
             time.sleep(0.005)  # between two looks
 
 
 def _daemons(slices):
-    return list(slices._daemons._of.values())
+    return list(slices._daemons.of.values())
 
 
 @pytest.fixture

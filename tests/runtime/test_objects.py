@@ -212,6 +212,19 @@ def test_a_lost_item_of_a_generator_is_made_again(shared):
     assert [float(runtime.get(item, LONG)[0]) for item in items] == [0, 1, 2]
 
 
+def test_an_argument_that_is_lost_while_its_calls_wait_fails_the_calls(shared, tmp_path):
+    actor = runtime.remote(bodies.Counter).remote()
+    array = runtime.put(np.zeros(50_000))
+    blocked = actor.keep.remote(runtime.remote(bodies.wait_for_file).remote(tmp_path / "go"))
+    calls, after = [actor.keep.remote(array) for _ in range(300)], actor.keep.remote(1)
+    lose(array)
+    (tmp_path / "go").touch()
+    assert runtime.get([blocked, after], LONG) == [1, 2]
+    for call in calls:
+        with pytest.raises(runtime.ObjectLostError):
+            runtime.get(call, LONG)
+
+
 def test_a_put_value_that_is_lost_says_that_it_cannot_be_made_again(shared):
     ref = runtime.put(np.zeros(20_000))
     lose(ref)
@@ -404,16 +417,3 @@ def test_what_a_cancelled_call_has_asked_for_is_given_back(small, tmp_path):
     go.set()
     del first, second, call, asked
     bodies.until(lambda: small.post(int) or not store.used_bytes, "memory given back")
-
-
-def test_an_argument_that_is_lost_while_its_calls_wait_fails_the_calls(shared, tmp_path):
-    actor = runtime.remote(bodies.Counter).remote()
-    array = runtime.put(np.zeros(50_000))
-    blocked = actor.keep.remote(runtime.remote(bodies.wait_for_file).remote(tmp_path / "go"))
-    calls, after = [actor.keep.remote(array) for _ in range(300)], actor.keep.remote(1)
-    lose(array)
-    (tmp_path / "go").touch()
-    assert runtime.get([blocked, after], LONG) == [1, 2]
-    for call in calls:
-        with pytest.raises(runtime.ObjectLostError):
-            runtime.get(call, LONG)

@@ -66,7 +66,7 @@ def test_a_function_that_cannot_be_read_fails_its_calls(shared, monkeypatch):
         raise GcsError("gcs.sqlite: damaged")
 
     large = runtime.put(np.zeros(100_000))
-    monkeypatch.setattr(shared.functions, "_used", {})
+    monkeypatch.setattr(shared.functions, "recent", function_table.RecentFunctions())
     monkeypatch.setattr(shared.functions, "add", lambda *_: None)
     monkeypatch.setattr(shared.functions._gcs, "get", damaged)
     with pytest.raises(runtime.ActorRuntimeError, match=r"cannot be read: gcs\.sqlite: damaged"):
