@@ -9,6 +9,7 @@ are 2.5 times as fast as it is with two.
     <task>/two    two GMIs, against Stable-Baselines3 with the threads of two
     <task>/half   two GMIs, against twice what one of them does by itself: half of every batch, half
                   of the environments, nothing to reduce, and nobody on the other core
+    <task>/at_most    that, against one GMI of one core: the most that two can gain
     <task>/bf16   one GMI of one core with `precision: bf16`, against the same in fp32 (SAC and TD3)
     <task>/apex   an agent and a trainer apart, each with a core, against RLlib's DQN with an env
                   runner beside its learner on the same two cores: prioritised, three steps, an
@@ -109,7 +110,9 @@ def measure(python: str, task: str, rows: Sequence[str], rounds: int) -> None:
             pairs[row] = row, f"sb3 {row}", "Stable-Baselines3"
     if "half" in rows:
         ways["two"], ways["half"] = ours(task, two_cores), ours(task, one_core, gmis=2)
+        ways["one"] = ours(task, one_core)
         pairs["half"] = "two", "half", "twice one of the two by itself"
+        pairs["at_most"] = "half", "one", "one GMI of one core"
     if "bf16" in rows and TASKS[task][0] != "dqn":
         ways["one"], ways["bf16"] = ours(task, one_core), ours(task, one_core, precision="bf16")
         pairs["bf16"] = "bf16", "one", "fp32"
