@@ -71,6 +71,8 @@ class Connection:
         # Those of which there are references here.
         self._slots: weakref.WeakValueDictionary[bytes, Slot] = weakref.WeakValueDictionary()
         self._slots_lock = threading.RLock()  # a finalizer may ask for a slot meanwhile
+        # Those that will call a watcher. It may be all that refers to a future, and to the slot.
+        self._notified: set[Slot] = set()
         self._replies: dict[int, tuple[bool, Any]] = {}
         self._unwanted: dict[int, tuple[str, bytes]] = {}  # requests of calls that were cancelled
         self._requests = itertools.count(1)
@@ -122,6 +124,10 @@ class Connection:
 
     def notify(self, slots: Sequence[Slot]) -> None:
         """Asks for values without waiting; the thread that reads fills their slots."""
+        for slot in slots:
+            self._notified.add(slot)
+            if slot.done:  # filled meanwhile
+                self._notified.discard(slot)
         self.want(slots, True)
 
     def taken(self, id: bytes, generator: bytes) -> None:
@@ -306,11 +312,13 @@ class Connection:
             id, body, failed = pickle.loads(message.body)
             if (slot := self._slots.get(id)) is not None:
                 slot.fill(body, failed=failed)
+                self._notified.discard(slot)
         elif kind == Kind.READY:
             id, stored = pickle.loads(message.body)
             if (slot := self._slots.get(id)) is not None and slot.state != HERE:
                 slot.stored = stored
                 slot.arrived()
+                self._notified.discard(slot)
         elif kind == Kind.REPLY:
             self._replies[message.id] = pickle.loads(message.body)
             self._drop_unwanted(message.id)

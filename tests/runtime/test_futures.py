@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import gc
 import time
 from datetime import timedelta
 
@@ -64,7 +65,7 @@ def test_callbacks_of_a_future_may_call_the_runtime():
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_futures_in_tasks_and_async_methods(number):
+def test_futures_in_tasks_and_async_methods(tmp_path, number):
     def uses(number):
         futures = [task(bodies.add, i).future() for i in range(number)]
         return [future.result(60) for future in futures]
@@ -74,9 +75,16 @@ def test_futures_in_tasks_and_async_methods(number):
             futures = [task(bodies.add, i).future() for i in range(number)]
             return await asyncio.gather(*map(asyncio.wrap_future, futures))
 
+        async def uses_after_a_collection(self, path):
+            future = asyncio.wrap_future(task(bodies.wait_for_file, path, 3).future())
+            gc.collect()
+            path.touch()
+            return await future
+
     assert runtime.get(task(uses, number), LONG) == [*range(number)]
     actor = runtime.remote(Uses).remote()
     assert runtime.get(actor.uses.remote(number), LONG) == [*range(number)]
+    assert runtime.get(actor.uses_after_a_collection.remote(tmp_path / "go"), LONG) == 3
 
 
 def test_references_are_awaited_together_and_in_time(tmp_path):
