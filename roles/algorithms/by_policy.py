@@ -68,6 +68,12 @@ class ByPolicy(Algorithm):
         self.num_batch_moments = sum(counts) + len(algorithms)  # type: ignore[misc]
         self._num_own = sum(counts)
         self._places = slices_of(counts)
+        # The parameter groups of each policy; one that names none is a group.
+        self._rates = {
+            name: {f"{name}.{part}": rate for part, rate in algorithm.learning_rates.items()}
+            or {name: first.settings.learning_rate}
+            for name, algorithm in algorithms.items()
+        }
         device = next(policy.network.parameters()).device
         # The weight of this GMI's loss of each policy in the mean over GMIs.
         self._weights = torch.ones(len(algorithms), device=device)
@@ -75,12 +81,13 @@ class ByPolicy(Algorithm):
 
     @property
     def learning_rates(self) -> Mapping[str, float]:
-        return dict.fromkeys(self.algorithms, self.settings.learning_rate)
+        return {group: rate for own in self._rates.values() for group, rate in own.items()}
 
     @property
     def idle(self) -> Mapping[str, Tensor]:
-        """Tells for each policy whether none of its agents is present in any GMI."""
-        return dict(zip(self.algorithms, self._idle.unbind(), strict=True))
+        """Tells for the groups of each policy whether none of its agents is present in any GMI."""
+        policies = zip(self._rates.values(), self._idle.unbind(), strict=True)
+        return {group: idle for own, idle in policies for group in own}
 
     def losses(self, batch: Batch) -> Losses:
         assert batch.rows is not None
@@ -88,6 +95,7 @@ class ByPolicy(Algorithm):
         layouts = self.policy.layouts(batch.row_layout)
         total: Tensor | None = None
         stats: dict[str, Tensor] = {}
+        groups: list[str] = []
         places = self.policy.rows(len(batch.rows))
         parts = zip(self.algorithms.items(), places, layouts, self._weights, strict=True)
         for (name, algorithm), rows, layout, weight in parts:
@@ -97,12 +105,16 @@ class ByPolicy(Algorithm):
             losses = checked(algorithm, algorithm.losses(part))
             total = losses.total * weight if total is None else total + losses.total * weight
             stats |= {f"{name}/{key}": losses.stats[key] * weight for key in self._stat_names}
+            own_groups = losses.groups
+            groups += (
+                self._rates[name] if own_groups is None else [f"{name}.{p}" for p in own_groups]
+            )
         assert total is not None
         num_learning = (1.0 - self._idle).sum().clamp(min=1.0)
         for key in self._stat_names:
             values = torch.stack([stats[f"{name}/{key}"] for name in self.algorithms])
             stats[key] = values.sum() / num_learning
-        return Losses(total, stats)
+        return Losses(total, stats, groups=tuple(groups))
 
     def measure(self, batch: Batch, out: Tensor) -> None:
         for algorithm, part, place in self._each(batch):

@@ -90,6 +90,10 @@ class SelfPlay(Algorithm):
         # was ever present. They belong to this GMI's environments, and go on with them.
         self._paid = self._left = self._joined = torch.zeros(0, device=device)
 
+    @property
+    def learning_rates(self) -> Mapping[str, float]:
+        return self._algorithm.learning_rates
+
     def losses(self, batch: Batch) -> Losses:
         losses = checked(self._algorithm, self._algorithm.losses(batch))
         league_stats = {"rating": self._rating.float(), "score": self._score}

@@ -24,6 +24,7 @@ from gmi_drl.placement import (
 )
 from gmi_drl.roles.algorithms import Losses, algorithm_class, with_settings
 from gmi_drl.roles.algorithms.by_policy import by_policy
+from gmi_drl.roles.algorithms.ppo import PPO
 from gmi_drl.roles.algorithms.self_play import against_itself
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.envs.agents import AgentSpaces, grouped
@@ -40,8 +41,8 @@ TWO = MultiAgentConfig(policies=("dogs", "sheep"), mapping={"wolf_*": "dogs", "*
 CPU = torch.device("cpu")
 
 
-def algorithm_of(spaces, settings, seed):
-    kind = algorithm_class(settings)
+def algorithm_of(spaces, settings, seed, kind=None):
+    kind = kind or algorithm_class(settings)
     generator = torch.Generator().manual_seed(seed)
     network = kind.make_network(settings, spaces, generator)
     normalizers = Normalizers.of(settings, spaces.observation_space.shape[0])
@@ -61,13 +62,13 @@ def batch_of(algorithm, steps, rows, width, come_and_go=True):
     )  # fmt: skip
 
 
-def gathered(settings, num_env=3, **options):
+def gathered(settings, num_env=3, kind=None, **options):
     """An algorithm of two policies, and a horizon that it has sampled."""
     env = make_env(
         "bodies_agents:Meadow", num_env, adapter="pettingzoo", options=options, multi_agent=TWO
     )
     groups = env.groups
-    each = {group.policy: algorithm_of(group, settings, n) for n, group in enumerate(groups)}
+    each = {group.policy: algorithm_of(group, settings, n, kind) for n, group in enumerate(groups)}
     algorithm = by_policy(groups, each)
     batch = batch_of(algorithm, settings.horizon, env.num_env, 3)
     Collector(env, algorithm, batch, torch.Generator().manual_seed(1)).collect(1)
@@ -483,3 +484,54 @@ def test_who_explores_is_numbered_among_the_rows_of_its_policy(together):
     algorithm.explore_as(range(5 * agents, 8 * agents), 10 * agents)
     wanted = [(range(5, 8), 10), (range(10, 16), 20)]
     assert told == (wanted if several else wanted[1:])
+
+
+class SlowTrunk(PPO):
+    """Trains what its layers share at a tenth of the rate, and a policy of `frozen` not at all."""
+
+    frozen = False
+
+    @property
+    def learning_rates(self):
+        parts = dict(self.policy.network.named_children()) | dict(
+            self.policy.network.named_parameters(recurse=False)
+        )
+        rate = self.settings.learning_rate
+        return {name: rate / 10 if name == "trunk" else rate for name in parts}
+
+    def losses(self, batch):
+        losses = super().losses(batch)
+        return dataclasses.replace(losses, groups=("trunk",)) if self.frozen else losses
+
+
+@pytest.mark.parametrize("together", ["several policies", "self-play"])
+def test_parameter_groups_of_an_algorithm_are_those_of_its_policy_among_others(together):
+    settings = settings_of(PPOConfig, learning_rate=1e-3)
+    if together == "several policies":
+        algorithm, batch, _ = gathered(settings, kind=SlowTrunk)
+        algorithm.algorithms["sheep"].frozen = True
+        prefix = "dogs."
+    else:
+        env = make_env("bodies_agents:Countdown", 2, adapter="pettingzoo")
+        algorithm, prefix = algorithm_of(env, settings, 0, SlowTrunk), ""
+        algorithm = against_itself(algorithm, env, SelfPlayConfig(snapshots=1))
+        batch = Batch.allocate(
+            settings.horizon, env.num_env, 1, algorithm.policy, CPU, filled=algorithm.filled,
+            recorded=algorithm.recorded, bootstrap=algorithm.bootstrap, come_and_go=True,
+        )  # fmt: skip
+        Collector(env, algorithm, batch, torch.Generator().manual_seed(1)).collect(1)
+    before = {name: p.detach().clone() for name, p in algorithm.policy.network.named_parameters()}
+    learned(algorithm, batch)
+    moved = {
+        name: (p.detach() - before[name]).abs().max().item()
+        for name, p in algorithm.policy.network.named_parameters()
+        if p.numel()
+    }
+    # The first step of Adam is as long as the learning rate.
+    assert max(d for name, d in moved.items() if name.startswith(f"{prefix}trunk")) < 2e-4
+    others = [d for name, d in moved.items() if not name.startswith(f"{prefix}trunk")]
+    assert max(others) > 5e-4
+    if prefix:
+        assert moved["sheep.trunk.0.weight"] > 0
+        rest = [n for n in moved if n.startswith("sheep.") and not n.startswith("sheep.trunk")]
+        assert not any(moved[name] for name in rest)
