@@ -1,6 +1,9 @@
 """Runs the ends of links in processes of their own, to be killed and started again."""
 
+import contextlib
 import os
+import socket
+import struct
 import time
 from multiprocessing import reduction
 
@@ -11,6 +14,35 @@ from gmi_drl.comm.transports.ring import RingSpec
 from gmi_drl.runtime import Memfd
 
 assert ring_ends  # loaded before a test says that processes are gone
+
+GREETING = (b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE").ljust(64, b"\0")  # of ZMTP 3.0
+LONG_COMMAND = b"\x06" + struct.pack(">Q", 300 << 20)  # its head
+
+
+def greeted(connection):
+    """Greets the other end of a connection as a stranger; returns it when that has greeted."""
+    connection.settimeout(20)
+    connection.sendall(GREETING)
+    greeting = b""
+    while len(greeting) < len(GREETING):
+        greeting += connection.recv(len(GREETING) - len(greeting))
+    return connection
+
+
+def assert_thrown_out(stranger):
+    """Sends the head of a command that is too long, upon which the other end hangs up."""
+    with contextlib.suppress(ConnectionError):
+        stranger.sendall(LONG_COMMAND)
+        while stranger.recv(4096):  # what was said before
+            pass
+
+
+@contextlib.contextmanager
+def listening():
+    """Yields a stranger's socket that listens, and its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listens:
+        listens.settimeout(20)
+        yield listens, listens.getsockname()[1]
 
 
 class Passed:

@@ -33,7 +33,7 @@ from gmi_drl.comm.errors import (
 from gmi_drl.comm.group.group import Wire
 from gmi_drl.comm.group.tags import describe
 from gmi_drl.comm.mailbox.files import check_private
-from gmi_drl.comm.transports.curve import Authenticator, ConnectionMonitor
+from gmi_drl.comm.transports.curve import Authenticator, ConnectionMonitor, secure
 from gmi_drl.runtime.process.progress import waiting
 
 from .bf16 import Array, from_bf16, to_bf16
@@ -226,8 +226,7 @@ class HostLinks:
         self._outboxes[peer] = outbox = self._context.socket(zmq.DEALER)
         outbox.set_hwm(0)
         outbox.ipv6 = ":" in end.address
-        outbox.curve_serverkey = end.key.encode()
-        outbox.curve_publickey, outbox.curve_secretkey = self._public, self._secret
+        secure(outbox, end.key.encode(), self._public, self._secret)
         self._dials[peer] = ConnectionMonitor(outbox)
         host = f"[{end.address}]" if outbox.ipv6 else end.address
         outbox.connect(f"tcp://{host}:{end.port}")

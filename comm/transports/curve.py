@@ -15,8 +15,8 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 PIECE_BYTES: Final = 1 << 20  # the most that a frame may carry
-# Of a frame that comes, with the 33 bytes that CURVE adds. Whoever connects can send one before it
-# has shown a key, and libzmq takes memory for all of it.
+# Of a frame that comes, with the 33 bytes that CURVE adds. Whoever is at the other end can send one
+# before it has shown a key, and libzmq takes memory for all of it.
 _FRAME_BYTES: Final = PIECE_BYTES + 1024
 _ZAP: Final = "inproc://zeromq.zap.01"
 _MOST_KEYS: Final = 1000  # refused keys that are remembered
@@ -32,6 +32,13 @@ _EVENTS: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+
+
+def secure(one: zmq.Socket[bytes], server_public: bytes, public: bytes, secret: bytes) -> None:
+    """Makes a socket that is to connect one that speaks to whoever has the key of the server."""
+    one.maxmsgsize = _FRAME_BYTES
+    one.curve_serverkey = server_public
+    one.curve_publickey, one.curve_secretkey = public, secret
 
 
 class Authenticator:
@@ -81,7 +88,8 @@ class ConnectionMonitor:
         self.reached = False  # somebody was there
         self.up = False  # a handshake was completed, and no connection lost since
         self.failed = ""  # how the last handshake that failed did
-        self.refused = 0  # connections to a socket that listens, less completed handshakes
+        # Of a socket that listens: connections, less those completed, and those broken off there.
+        self.refused = 0
         self.failures = 0  # handshakes of somebody without a right key, or who spoke otherwise
 
     def look(self) -> bool:
@@ -100,7 +108,9 @@ class ConnectionMonitor:
                 lost, self.up = lost or self.up, False
             else:
                 self.failed = _failure_text(event, value)
-                self.failures += event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL  # it broke off
+                broken_off = event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL  # by the other end
+                self.failures += not broken_off
+                self.refused -= broken_off
         return lost
 
     def close(self) -> None:

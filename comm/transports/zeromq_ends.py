@@ -18,7 +18,7 @@ from gmi_drl.comm.errors import CorruptPacket, LinkError, SchemaDiffers
 
 from . import control_message as control
 from .control_message import HELLO, REFUSED, RELEASED, ControlMessage, pack_hello, unpack
-from .curve import PIECE_BYTES, Authenticator, ConnectionMonitor
+from .curve import PIECE_BYTES, Authenticator, ConnectionMonitor, secure
 from .packet import HeaderCodec, Packet, PacketHeader, PacketSlot
 from .protocol import Receiver, Sender, StreamSpec, poll_sockets
 from .zeromq import ZmqSpec, count_incarnation
@@ -91,9 +91,7 @@ class ZmqSender(Sender):
         self._socket = self._context.socket(zmq.DEALER)
         _configure(self._socket, self._spec)
         keys = self._spec.keys
-        self._socket.curve_serverkey = keys.server_public
-        self._socket.curve_publickey = keys.client_public
-        self._socket.curve_secretkey = keys.client_secret
+        secure(self._socket, keys.server_public, keys.client_public, keys.client_secret)
         self._handshakes = ConnectionMonitor(self._socket)
         self._socket.connect(self._spec.endpoint)
         firsts = [next(iter(stream.busy), stream.next) for stream in self._streams]

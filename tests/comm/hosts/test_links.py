@@ -1,7 +1,9 @@
 """Leaders of hosts that are told of a new epoch one after the other."""
 
 import contextlib
+import dataclasses
 import itertools
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import get_args
@@ -16,7 +18,7 @@ from gmi_drl.comm.hosts import HostSpec, next_roster, read_endpoint, steps, writ
 from gmi_drl.comm.hosts import links as links_file
 from gmi_drl.comm.hosts.links import HostLinks, Interrupted
 from gmi_drl.comm.reducers.hosts_gloo import HostsGloo
-from links import until
+from links import assert_thrown_out, greeted, listening, until
 
 # Of a number on its way, with up to five hosts: each of halving's, a share that is passed on.
 ROUNDINGS = {"one_step": 1, "two_steps": 2, "halving": 4}
@@ -114,6 +116,27 @@ def test_what_comes_of_an_epoch_that_is_over_is_of_no_stranger(pair, monkeypatch
     first.begin(0)
     form()
     assert first.refused == second.refused == {"connections": 0}
+
+
+def test_a_leader_that_breaks_off_while_it_connects_is_no_stranger(pair):
+    (first, _), folders = pair
+    met(*pair)
+    end = read_endpoint(folders[0])
+    greeted(socket.create_connection((end.address, end.port))).close()
+    until(lambda: first._take_in() or first._handshakes.failed, "it has broken off")
+    assert first.refused == {"connections": 0}
+
+
+def test_who_listens_in_place_of_a_leader_cannot_send_a_frame_that_is_too_large(pair):
+    (first, _), folders = pair
+    for links in pair[0]:
+        links.begin(0)
+    with listening() as (listens, port):
+        own, other = map(read_endpoint, folders)
+        write_roster(folders[0], next_roster(None, [own, dataclasses.replace(other, port=port)]))
+        assert first.form(0.02) == 0
+        with listens.accept()[0] as stranger:
+            assert_thrown_out(greeted(stranger))
 
 
 def test_a_process_ends_whose_links_are_not_closed_and_have_messages_to_the_dead(pair):

@@ -1,5 +1,6 @@
 """Links between hosts, whose ends are made apart: what each host tells, and what it keeps."""
 
+import dataclasses
 import pickle
 import time
 from datetime import timedelta
@@ -9,6 +10,7 @@ import torch
 
 from gmi_drl.comm.errors import LinkError
 from gmi_drl.comm.transports import CrossHostLinks, PeerInfo, StreamSpec, wait_any, zeromq_ends
+from links import assert_thrown_out, greeted, listening
 
 NAMES = ("gmi 3, device 0, host 1", "gmi 0, device 0, host 0")
 SHORT, LONG = timedelta(milliseconds=80), timedelta(seconds=20)
@@ -105,6 +107,15 @@ def test_a_link_that_nobody_listens_for_is_an_error(two):
     nothing = PeerInfo(b"key", {})
     with pytest.raises(LinkError, match=r"gmi 3.*has no such link.*same layout"):
         agents.sender(*NAMES, nothing)
+
+
+def test_who_listens_in_place_of_the_receiver_cannot_send_a_frame_that_is_too_large(two):
+    trainers, agents = two
+    sending = agents.sender(*NAMES, trainers.peer_info)
+    with listening() as (listens, port):
+        elsewhere = dataclasses.replace(sending, endpoint=f"tcp://127.0.0.1:{port}")
+        with elsewhere.sender(b"schema", STREAMS), listens.accept()[0] as stranger:
+            assert_thrown_out(greeted(stranger))
 
 
 def test_an_address_of_another_host_is_refused(tmp_path):

@@ -2,15 +2,13 @@
 
 import contextlib
 import socket
-import struct
 
 import pytest
 import zmq
 
 from fork_context import CONTEXT
 from gmi_drl.comm.transports import curve
-
-GREETING = (b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE").ljust(64, b"\0")  # of ZMTP 3.0
+from links import assert_thrown_out, greeted
 
 
 @contextlib.contextmanager
@@ -30,19 +28,12 @@ def guarded():
 
 def greet(port):
     """A stranger's connection, when the other end has greeted."""
-    stranger = socket.create_connection(("127.0.0.1", port), timeout=20)
-    stranger.sendall(GREETING)
-    greeting = b""
-    while len(greeting) < len(GREETING):
-        greeting += stranger.recv(len(GREETING) - len(greeting))
-    return stranger
+    return greeted(socket.create_connection(("127.0.0.1", port), timeout=20))
 
 
 def test_a_frame_that_is_too_large_ends_the_connection_of_who_has_no_key():
     with guarded() as (_, port), greet(port) as stranger:
-        with contextlib.suppress(ConnectionError):
-            stranger.sendall(b"\x06" + struct.pack(">Q", 300 << 20))  # a long command's head
-            assert stranger.recv(4096) == b""
+        assert_thrown_out(stranger)
         with greet(port):  # nobody else is disturbed
             pass
 
