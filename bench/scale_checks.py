@@ -452,13 +452,15 @@ def isaac_lab() -> list[Row]:
 
 def _with_links(step_us: float, gb_per_s: float) -> Hardware:
     base, _ = machine_of("dgx-a100")
-    figures = dict(base.figures)
+    figures = {}
     for key, value in (
         ("within_step_us", 2.5), ("within_bandwidth_gb_per_s", 20.0), ("within_base_us", 30.0),
         ("between_step_us", step_us), ("between_bandwidth_gb_per_s", gb_per_s),
     ):  # fmt: skip
-        figures[key] = Figure(value, "assumed", "L40 by PCIe", value, value)
-    return Hardware(base.name, base.device, 4, 142, base.mem_bytes, (8, 9), figures, base.tasks)
+        figures[key] = Figure(value=value, basis="assumed", source="L40 by PCIe")
+    device = base.device.model_copy(update={"count": 4, "sm_count": 142, "capability": "8.9"})
+    changes = {"device": device, "figures": base.figures.model_copy(update=figures)}
+    return base.model_copy(update=changes)
 
 
 def paper() -> list[Row]:

@@ -18,14 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
 from gmi_drl.placement.config.config import BackendName, HardwareConfig
-from gmi_drl.placement.config.schema import ConfigSchema, explain
+from gmi_drl.placement.config.schema import parsed
 from gmi_drl.placement.config.section import Int, Section, as_tuple, broken
 
-from .config.yaml_text import read_yaml
-from .faults import ABSENT, ConfigError, Fault, counted
+from .faults import ConfigError, Fault, counted
 from .layout import GmiSpec, Layout, MigSlice
 from .slicing import sliced
 from .templates import TemplateName
@@ -158,18 +157,7 @@ class LayoutFile(Section):
 
 def parse_layout(text: str, source: str = "the layout") -> LayoutFile:
     """Returns the file in `text`; ConfigError has every fault, with its line in `source`."""
-    data, lines, faults = read_yaml(text, source)
-    if not faults and not isinstance(data, dict):
-        faults = [Fault(source, ABSENT, "must have the keys version, template, gmis",
-                        "Write one with gmi-drl plan --layout.")]  # fmt: skip
-    if faults:
-        raise ConfigError(faults, source)
-    try:
-        return LayoutFile.model_validate(data)
-    except ValidationError as error:
-        name, explained = Path(source).name, explain(error, lines, schema=ConfigSchema(LayoutFile))
-        faults = [replace(fault, where=f"{name}: {fault.where}") for fault in explained]
-        raise ConfigError(faults, source) from None
+    return parsed(LayoutFile, text, source, "Write one with gmi-drl plan --layout.")
 
 
 def read_layout(path: Path | str) -> LayoutFile:

@@ -37,7 +37,7 @@ def load_config(source: Path | str | Mapping[str, Any], overrides: Iterable[str]
     if isinstance(source, Mapping):
         data: Any = copy.deepcopy(dict(source))
     else:
-        data, lines, faults = read_yaml(_read(Path(source)), str(source))
+        data, lines, faults = read_yaml(read_text(Path(source)), str(source))
         if faults:
             raise ConfigError(faults, name)
     if not isinstance(data, dict):
@@ -68,7 +68,7 @@ def with_places(faults: Iterable[str], source: object, overrides: Iterable[str])
     """
     lines: dict[Keys, int] = {}
     if isinstance(source, (str, Path)) and Path(source).is_file():  # a pipe can be read only once
-        lines = read_yaml(_read(Path(source)), str(source))[1]
+        lines = read_yaml(read_text(Path(source)), str(source))[1]
     options = {text.partition("=")[0].strip() for text in overrides}
     placed = []
     for fault in faults:
@@ -105,7 +105,8 @@ def _partial(data: dict[str, Any], error: ValidationError) -> Config | None:
         return None
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Returns the text of a YAML file; ConfigError when it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

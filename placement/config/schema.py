@@ -9,23 +9,25 @@ import itertools
 import types
 from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from textwrap import dedent
-from typing import Any, Final, Literal, Union, get_args, get_origin
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from gmi_drl.placement.faults import ABSENT, Fault, closest, listed
+from gmi_drl.placement.faults import ABSENT, ConfigError, Fault, closest, listed
 
 from .algorithms import ALGORITHMS, CALLED_HERE, LACKING, AlgorithmConfig, algorithms_of
 from .config import Config
 from .section import Section
-from .yaml_text import write_yaml
+from .yaml_text import read_yaml, write_yaml
 
 Keys = tuple[str, ...]
 SectionType = type[BaseModel]
+_Root = TypeVar("_Root", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,25 @@ def explain(
         where = f"{'--set ' if by_option else ''}{'.'.join(keys)}"
         faults.append(Fault(where, value, rule, remedy, None if by_option else lines.get(keys)))
     return sorted(faults, key=lambda fault: fault.line or 0)
+
+
+def parsed(root: type[_Root], text: str, source: str, remedy: str) -> _Root:
+    """Returns what a YAML file has by the schema `root`; ConfigError has every fault of it.
+
+    Faults have their line in `source`; `remedy` is for a file without keys.
+    """
+    data, lines, faults = read_yaml(text, source)
+    if not faults and not isinstance(data, dict):
+        rule = f"must have the keys {', '.join(keys_of(root))}"
+        faults = [Fault(source, ABSENT, rule, remedy)]
+    if faults:
+        raise ConfigError(faults, source)
+    try:
+        return root.model_validate(data)
+    except ValidationError as error:
+        name, explained = Path(source).name, explain(error, lines, schema=ConfigSchema(root))
+        faults = [replace(fault, where=f"{name}: {fault.where}") for fault in explained]
+        raise ConfigError(faults, source) from None
 
 
 def _rule(keys: Keys, detail: ErrorDetails, schema: ConfigSchema) -> tuple[str, str]:

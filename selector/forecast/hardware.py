@@ -16,133 +16,219 @@ of a projection comes of them. Files with names are in `machines/`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, Self
 
 import numpy as np
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gmi_drl.placement import ConfigError, Device, Fault, Topology
-from gmi_drl.placement.config.yaml_text import read_yaml
-from gmi_drl.placement.faults import ABSENT, closest
+from gmi_drl.placement.config.load import read_text
+from gmi_drl.placement.config.schema import parsed
+from gmi_drl.placement.config.section import Int, Section, broken
 
-Basis: TypeAlias = Literal["measured", "published", "assumed"]
-BASES: Final = ("measured", "published", "assumed")
 _MACHINES: Final = Path(__file__).parent / "machines"
-
-# Every figure: its unit is the end of its name. Those of the last two groups may be absent: a
-# machine of one GPU has no links within it, and one whose network is not described is one host.
-DEVICE_FIGURES: Final = {
-    "infer_step_us": "a step of the policy, whatever num_env is",
-    "infer_env_parameter_ps": "more for each environment, and each parameter of the network",
-    "update_us": "a gradient step, whatever its samples are",
-    "update_sample_parameter_ps": "more for each sample, and each parameter",
-    "crowding_percent": "more of the fixed times, for each further GMI at work on the GPU",
-    "reduce_us": "a reduction among GMIs of one GPU",
-    "reduce_each_mb_us": "more for each MB of gradient",
-    "experience_us": "sending a segment to a trainer",
-    "experience_each_mb_us": "more for each MB of it",
-    "jitter_percent": "standard deviation of a GMI's times from one to the next, of their mean",
-    "spread_percent": "the same among GPUs of a kind",
-    "failures_per_host_day": "losses of a host",
-    "recovery_s": "from a loss to training again, without what is trained twice",
-    "price_usd_per_gpu_hour": "what an hour of a GPU costs",
-}
-WITHIN_FIGURES: Final = {
-    "within_base_us": "an all-reduce, whatever its ranks are",
-    "within_step_us": "a step of it from GPU to GPU of a host",
-    "within_bandwidth_gb_per_s": "what a GPU sends to another one of its host",
-}
-BETWEEN_FIGURES: Final = {
-    "between_step_us": "a step of it from host to host",
-    "between_bandwidth_gb_per_s": "what a host sends to another one",
-    "hosts_max": "hosts that these figures were said of",
-}
-FIGURES: Final = {**DEVICE_FIGURES, **WITHIN_FIGURES, **BETWEEN_FIGURES}
-TASK_FIGURES: Final = {
-    "step_us": "a step of the simulator, whatever num_env is",
-    "env_step_ns": "more for each environment",
-}
-_UNITS: Final = re.compile(
-    r"_(ps|ns|us|ms|s|percent|[gm]b_per_s|[gm]bit_per_s|per_host_day|usd_per_gpu_hour)$"
-)
-_DEVICE_KEYS: Final = ("name", "count", "sm_count", "mem_gib", "capability")
+_CORES: Final = 8  # of each GPU; no GMI of a GPU is limited by them here
 
 
-@dataclass(frozen=True)
-class Figure:
-    """Holds one number of a hardware file."""
+class Figure(Section):
+    """One number of a hardware file."""
 
-    value: float
-    basis: Basis
-    source: str
-    low: float
-    high: float
+    value: float = Field(ge=0)
+    """the number."""
+    basis: Literal["measured", "published", "assumed"]
+    """measured, published or assumed."""
+    source: str = Field(pattern=r"\S")
+    """where the number is from."""
+    low: float = Field(default_factory=lambda data: data.get("value", 0.0), ge=0)
+    high: float = Field(default_factory=lambda data: data.get("value", 0.0), ge=0)
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if not self.low <= self.value <= self.high:
+            shown = f"{self.low:g}, {self.value:g} and {self.high:g}"
+            raise broken(f"low, value and high are {shown}, and must rise", "Put them in order.")
+        return self
 
     def drawn(self, rng: np.random.Generator) -> Figure:
         """Returns it with a value from its range, most likely near `value`."""
         if self.low == self.high:
             return self
-        return replace(self, value=float(rng.triangular(self.low, self.value, self.high)))
+        value = float(rng.triangular(self.low, self.value, self.high))
+        return self.model_copy(update={"value": value})
 
 
-@dataclass(frozen=True)
-class TaskCosts:
-    """Holds what one environment costs on the device."""
+def _above_zero(figure: Figure) -> Figure:
+    if not figure.low:
+        raise broken(f"value={figure.value:g} must be above 0, and so its low", "Raise them.")
+    return figure
+
+
+AboveZero = Annotated[Figure, AfterValidator(_above_zero)]
+
+
+class _WithFigures(Section):
+    """A section some of whose keys are figures; the unit is the end of a key."""
+
+    def items(self) -> list[tuple[str, Figure]]:
+        """Lists the figures that are given, by their keys."""
+        return [(key, value) for key, value in self if isinstance(value, Figure)]
+
+    def drawn(self, rng: np.random.Generator) -> Self:
+        """Returns it with each figure from its range."""
+        return self.model_copy(update={key: figure.drawn(rng) for key, figure in self.items()})
+
+
+class TaskCosts(_WithFigures):
+    """What one environment costs on the device."""
 
     adapter: str
-    observation: int
-    action: int
-    figures: Mapping[str, Figure]  # of TASK_FIGURES
+    """as env.adapter."""
+    observation: Int = Field(ge=1)
+    """its numbers."""
+    action: Int = Field(ge=1)
+    """its numbers."""
+    step_us: Figure
+    """a step of the simulator, whatever num_env is."""
+    env_step_ns: Figure
+    """more for each environment."""
 
 
-@dataclass(frozen=True)
-class Hardware:
-    """Describes hosts that are alike, each with `count` GPUs that are alike."""
+class Figures(_WithFigures):
+    """What a device, a host and the network do.
+
+    The last two groups may be absent: a machine of one GPU has no links within it, and one whose
+    network is not described is one host.
+    """
+
+    infer_step_us: Figure
+    """a step of the policy, whatever num_env is."""
+    infer_env_parameter_ps: Figure
+    """more for each environment, and each parameter of the network."""
+    update_us: Figure
+    """a gradient step, whatever its samples are."""
+    update_sample_parameter_ps: Figure
+    """more for each sample, and each parameter."""
+    crowding_percent: Figure
+    """more of the fixed times, for each further GMI at work on the GPU."""
+    reduce_us: Figure
+    """a reduction among GMIs of one GPU."""
+    reduce_each_mb_us: Figure
+    """more for each MB of gradient."""
+    experience_us: Figure
+    """sending a segment to a trainer."""
+    experience_each_mb_us: Figure
+    """more for each MB of it."""
+    jitter_percent: Figure
+    """standard deviation of a GMI's times from one to the next, of their mean."""
+    spread_percent: Figure
+    """the same among GPUs of a kind."""
+    failures_per_host_day: Figure
+    """losses of a host."""
+    recovery_s: Figure
+    """from a loss to training again, without what is trained twice."""
+    price_usd_per_gpu_hour: Figure
+    """what an hour of a GPU costs."""
+
+    within_base_us: Figure | None = None
+    """an all-reduce, whatever its ranks are."""
+    within_step_us: Figure | None = None
+    """a step of it from GPU to GPU of a host."""
+    within_bandwidth_gb_per_s: AboveZero | None = None
+    """what a GPU sends to another one of its host."""
+
+    between_step_us: Figure | None = None
+    """a step of it from host to host."""
+    between_bandwidth_gb_per_s: AboveZero | None = None
+    """what a host sends to another one."""
+    hosts_max: AboveZero | None = None
+    """hosts that these figures were said of."""
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> Self:
+        begun = {key for key, _ in self.items()}
+        if begun & {*WITHIN_FIGURES, *BETWEEN_FIGURES}:
+            self.require(WITHIN_FIGURES)
+        if begun & {*BETWEEN_FIGURES}:
+            self.require(BETWEEN_FIGURES)
+        return self
+
+    def require(self, keys: Sequence[str]) -> None:
+        """Raises what a validator does where one of these figures is not given."""
+        if missing := [key for key in keys if getattr(self, key) is None]:
+            raise broken(f"{', '.join(missing)} is missing", f"Write all of {', '.join(keys)}.")
+
+
+WITHIN_FIGURES: Final = [key for key in Figures.model_fields if key.startswith("within_")]
+BETWEEN_FIGURES: Final = [
+    key for key in Figures.model_fields if key.startswith("between_") or key == "hosts_max"
+]
+
+
+class HardwareDevice(Section):
+    """The GPUs of a host, which are alike."""
 
     name: str
-    device: str
-    count: int
-    sm_count: int
-    mem_bytes: int
-    capability: tuple[int, int]
-    figures: Mapping[str, Figure]
-    tasks: Mapping[str, TaskCosts]
+    """what NVML calls it."""
+    count: Int = Field(ge=1)
+    """GPUs of a host."""
+    sm_count: Int = Field(ge=1)
+    """its SMs."""
+    mem_gib: float = Field(ge=1)
+    """its memory."""
+    capability: Annotated[str, BeforeValidator(str)] = Field(pattern=r"^\d+\.\d+$")
+    """Quote it, as "8.0"."""
+
+
+class Hardware(Section):
+    """Hosts that are alike."""
+
+    version: Literal[1]
+    """1."""
+    name: str
+    """what the machine is called."""
+    device: HardwareDevice
+    """its GPUs."""
+    figures: Figures
+    """what they do."""
+    tasks: dict[str, TaskCosts] = Field(min_length=1)
+    """environments, by their ids, as Ant-v5."""
+
+    @model_validator(mode="after")
+    def _check_links(self) -> Self:
+        if self.device.count > 1:
+            self.figures.require(WITHIN_FIGURES)
+        return self
 
     def __getitem__(self, key: str) -> float:
-        return self.figures[key].value
+        figure: Figure = getattr(self.figures, key)
+        return figure.value
 
     @property
     def hosts_max(self) -> int:
         """Returns how many hosts there are figures for."""
-        return int(self["hosts_max"]) if "hosts_max" in self.figures else 1
+        return 1 if self.figures.hosts_max is None else int(self.figures.hosts_max.value)
 
     def drawn(self, rng: np.random.Generator) -> Hardware:
         """Returns one of the machines that this one may be: each figure from its range."""
-        return replace(
-            self,
-            figures={key: figure.drawn(rng) for key, figure in self.figures.items()},
-            tasks={
-                key: replace(
-                    task, figures={name: figure.drawn(rng) for name, figure in task.figures.items()}
-                )
-                for key, task in self.tasks.items()
-            },
-        )
+        figures = self.figures.drawn(rng)
+        tasks = {key: task.drawn(rng) for key, task in self.tasks.items()}
+        return self.model_copy(update={"figures": figures, "tasks": tasks})
 
     def topology(self, num_gpus: int | None = None) -> Topology:
         """Returns the devices of one host, for the layout of a config."""
-        cores = 8  # of each GPU; no GMI of a GPU is limited by them here
+        device = self.device
+        major, minor = map(int, device.capability.split("."))
         return Topology(
             tuple(
                 Device(
-                    index=index, kind="gpu", name=self.device,
-                    cores=tuple(range(index * cores, (index + 1) * cores)),
-                    sm_count=self.sm_count, mem_bytes=self.mem_bytes,
-                    capability=self.capability, compute_mode="default", mig_mode=False,
+                    index=index, kind="gpu", name=device.name,
+                    cores=tuple(range(index * _CORES, (index + 1) * _CORES)),
+                    sm_count=device.sm_count, mem_bytes=round(device.mem_gib * 2**30),
+                    capability=(major, minor), compute_mode="default", mig_mode=False,
                 )
-                for index in range(min(num_gpus or self.count, self.count))
+                for index in range(min(num_gpus or device.count, device.count))
             )
         )  # fmt: skip
 
@@ -172,7 +258,7 @@ def machine_of(text: str) -> tuple[Hardware, int]:
         raise ConfigError([Fault("--on", text, "one host or more", f"Use 1x{name}.")])
     if count > hardware.hosts_max:
         rule = f"{hardware.name} has network figures for {hardware.hosts_max} hosts"
-        if "hosts_max" not in hardware.figures:
+        if hardware.figures.hosts_max is None:
             rule = f"{hardware.name} has no figures of a network, so it is one host"
         remedy = f"Use {hardware.hosts_max} or fewer, or write {', '.join(BETWEEN_FIGURES)} of it."
         raise ConfigError([Fault("--on", text, rule, remedy)])
@@ -181,162 +267,5 @@ def machine_of(text: str) -> tuple[Hardware, int]:
 
 def read_hardware(path: Path) -> Hardware:
     """Reads a hardware file; ConfigError with every fault of it."""
-    try:
-        document, _, unread = read_yaml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, ValueError) as error:
-        raise ConfigError([Fault(str(path), ABSENT, f"it cannot be read: {error}",
-                                 "Write YAML.")]) from None  # fmt: skip
-    faults = unread or list(_faults(document))
-    if faults:
-        raise ConfigError(faults, str(path))
-    device = document["device"]
-    major, _, minor = str(device["capability"]).partition(".")
-    return Hardware(
-        name=document["name"],
-        device=device["name"],
-        count=device["count"],
-        sm_count=device["sm_count"],
-        mem_bytes=round(device["mem_gib"] * 2**30),
-        capability=(int(major), int(minor or 0)),
-        figures={key: _figure(entry) for key, entry in document["figures"].items()},
-        tasks={
-            env_id: TaskCosts(
-                task["adapter"], task["observation"], task["action"],
-                {key: _figure(task[key]) for key in TASK_FIGURES},
-            )
-            for env_id, task in document["tasks"].items()
-        },
-    )  # fmt: skip
-
-
-def _figure(entry: Mapping[str, Any]) -> Figure:
-    value = float(entry["value"])
-    low, high = float(entry.get("low", value)), float(entry.get("high", value))
-    return Figure(value, entry["basis"], entry["source"], low, high)
-
-
-def _faults(document: Any) -> Iterator[Fault]:
-    """Lists what is wrong with a file's content."""
-    if not isinstance(document, dict):
-        yield Fault("the file", ABSENT, "it has no keys", "Write version, name, device, figures "
-                    "and tasks.")  # fmt: skip
-        return
-    if document.get("version") != 1:
-        yield Fault("version", document.get("version", ABSENT), "must be 1", "Write version: 1.")
-    yield from _keys(document, "", ("version", "name", "device", "figures", "tasks"))
-    if not isinstance(document.get("name", ""), str):
-        yield Fault("name", document["name"], "must be text", "Give the machine a name.")
-    device = document.get("device", {})
-    if not isinstance(device, dict):
-        yield Fault("device", device, "must have keys", f"Write {', '.join(_DEVICE_KEYS)}.")
-    else:
-        yield from _keys(device, "device.", _DEVICE_KEYS)
-        for key in {"count", "sm_count", "mem_gib"} & device.keys():
-            if not _is_number(device[key]) or device[key] < 1:
-                yield Fault(f"device.{key}", device[key], "must be 1 or more", "Give a number.")
-        for key in {"count", "sm_count"} & device.keys():
-            if isinstance(device[key], float):
-                yield Fault(f"device.{key}", device[key], "must be a whole number", "Round it.")
-        if not re.fullmatch(r"\d+\.\d+", str(device.get("capability", "0.0"))):
-            yield Fault("device.capability", device["capability"], "must be as 8.0", "Quote it.")
-    figures = document.get("figures", {})
-    several = isinstance(device, dict) and device.get("count") != 1
-    yield from _figures(figures, "figures", FIGURES, _required(figures, several))
-    tasks = document.get("tasks", {})
-    if not isinstance(tasks, dict) or not tasks:
-        yield Fault("tasks", tasks, "must name an environment or more", "Write Ant-v5: {...}.")
-        return
-    for env_id, task in tasks.items():
-        where = f"tasks.{env_id}"
-        if not isinstance(task, dict):
-            yield Fault(where, task, "must have keys", f"Write {', '.join(TASK_FIGURES)}.")
-            continue
-        shape_keys = ("adapter", "observation", "action")
-        yield from _keys({key: 0 for key in task if key in shape_keys}, f"{where}.", shape_keys)
-        for key in ("observation", "action"):
-            if key in task and (type(task[key]) is not int or task[key] < 1):
-                yield Fault(f"{where}.{key}", task[key], "must be a whole number", "Count them.")
-        costs = {key: entry for key, entry in task.items() if key not in shape_keys}
-        yield from _figures(costs, where, TASK_FIGURES, set(TASK_FIGURES))
-
-
-def _required(figures: Any, several: bool) -> set[str]:
-    """Returns the figures that there must be: of a group that is begun, all."""
-    required = set(DEVICE_FIGURES)
-    keys = set(figures) if isinstance(figures, dict) else set()
-    if several or keys & {*WITHIN_FIGURES, *BETWEEN_FIGURES}:
-        required |= set(WITHIN_FIGURES)
-    if keys & set(BETWEEN_FIGURES):
-        required |= set(BETWEEN_FIGURES)
-    return required
-
-
-def _keys(given: Mapping[str, Any], prefix: str, known: tuple[str, ...]) -> Iterator[Fault]:
-    for key in given:
-        if key not in known:
-            yield Fault(f"{prefix}{key}", ABSENT, "no such key", _suggestion(str(key), known))
-    for key in known:
-        if key not in given:
-            yield Fault(f"{prefix}{key}", ABSENT, "is missing", "Write it.")
-
-
-def _figures(
-    figures: Any, where: str, known: Mapping[str, str], required: set[str]
-) -> Iterator[Fault]:
-    if not isinstance(figures, dict):
-        yield Fault(where, figures, "must have keys", f"Write {', '.join(known)}.")
-        return
-    unnamed = {_stem(key): key for key in known}
-    present = set()
-    for key, entry in figures.items():
-        place = f"{where}.{key}"
-        if key not in known:
-            right_key = unnamed.get(_stem(str(key)))
-            if right_key is not None:
-                present.add(right_key)
-                unit = "has no unit" if _stem(str(key)) == key else "has another unit"
-                yield Fault(place, ABSENT, unit, f"Write {right_key}: {known[right_key]}.")
-            else:
-                yield Fault(place, ABSENT, "no such figure", _suggestion(str(key), tuple(known)))
-            continue
-        present.add(key)
-        yield from _entry_faults(place, entry, above_zero="bandwidth" in key or key == "hosts_max")
-    for key in sorted(required - present):
-        yield Fault(f"{where}.{key}", ABSENT, "is missing", f"Write it: {known[key]}.")
-
-
-def _suggestion(key: str, known: tuple[str, ...]) -> str:
-    """Names what may have been meant."""
-    suggestion = closest(key, known)
-    return f"Did you mean {suggestion}?" if suggestion else f"Use one of {', '.join(known)}."
-
-
-def _stem(key: str) -> str:
-    """Returns a figure's name without its unit."""
-    return _UNITS.sub("", key) or key
-
-
-def _entry_faults(place: str, entry: Any, above_zero: bool) -> Iterator[Fault]:
-    example = "Write {value: 1.5, basis: assumed, source: why, low: 1, high: 2}."
-    if not isinstance(entry, dict):
-        yield Fault(place, entry, "must say its value, basis and source", example)
-        return
-    for key in entry.keys() - {"value", "basis", "source", "low", "high"}:
-        yield Fault(f"{place}.{key}", ABSENT, "no such key", example)
-    if entry.get("basis") not in BASES:
-        yield Fault(f"{place}.basis", entry.get("basis", ABSENT), f"must be {', '.join(BASES)}",
-                    example)  # fmt: skip
-    if not isinstance(entry.get("source"), str) or not entry["source"].strip():
-        yield Fault(f"{place}.source", ABSENT, "is missing", "Say where the number is from.")
-    value = entry.get("value")
-    numbers: list[Any] = [entry.get("low", value), value, entry.get("high", value)]
-    if not all(_is_number(number) and number >= 0 for number in numbers):
-        yield Fault(f"{place}.value", value, "must be a number, 0 or more", example)
-    elif above_zero and not all(numbers):
-        yield Fault(f"{place}.value", value, "must be above 0, and so its low", example)
-    elif sorted(numbers) != numbers:
-        yield Fault(place, ABSENT, "low, value and high must rise", "Put them in this order.")
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and np.isfinite(value)
+    remedy = "Write version, name, device, figures and tasks."
+    return parsed(Hardware, read_text(path), str(path), remedy)

@@ -190,8 +190,8 @@ class Phases:
 def phases_of(work: Work, hardware: Hardware, hosts: int) -> Phases:
     """Returns the seconds of an iteration's parts on each of `hosts` hosts."""
     crowding = hardware["crowding_percent"] / 100
-    figures = hardware.tasks[work.env_id].figures
-    step = LinearCost(1e-6 * figures["step_us"].value, 1e-9 * figures["env_step_ns"].value)
+    task = hardware.tasks[work.env_id]
+    step = LinearCost(1e-6 * task.step_us.value, 1e-9 * task.env_step_ns.value)
     act = LinearCost(
         1e-6 * hardware["infer_step_us"],
         1e-12 * hardware["infer_env_parameter_ps"] * work.parameters,

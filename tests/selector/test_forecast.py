@@ -56,7 +56,7 @@ def test_every_machine_here_can_be_read_and_says_where_its_figures_are_from():
     assert {"dgx-a100", "dgx-h100", "nvidia-h100"} <= set(known_machines())
     for name in known_machines():
         hardware, _ = machine_of(name)
-        for figure in hardware.figures.values():
+        for _, figure in hardware.figures.items():
             assert figure.low <= figure.value <= figure.high
             if figure.basis == "measured" and "bench/" in figure.source:
                 assert (ROOT / figure.source.partition(":")[0]).exists()
@@ -206,21 +206,26 @@ def edited(tmp_path, change):
     ("change", "says"),
     [
         (lambda d: d["figures"].update(update=d["figures"].pop("update_us")),
-         "figures.update; has no unit. Write update_us"),
+         "figures.update; unknown key. Did you mean figures.update_us?"),
         (lambda d: d["figures"].update(update_ms=d["figures"].pop("update_us")),
-         "figures.update_ms; has another unit. Write update_us"),
+         "figures.update_ms; unknown key. Did you mean figures.update_us?"),
         (lambda d: d["tasks"]["Ant-v5"].update(step=d["tasks"]["Ant-v5"].pop("step_us")),
-         "tasks.Ant-v5.step; has no unit"),
-        (lambda d: d["figures"].pop("jitter_percent"), "figures.jitter_percent; is missing"),
-        (lambda d: d["figures"]["recovery_s"].pop("source"), "recovery_s.source; is missing"),
-        (lambda d: d["figures"]["recovery_s"].update(basis="felt"), "must be measured, published"),
+         "tasks.Ant-v5.step; unknown key; tasks.Ant-v5 has adapter, observation"),
+        (lambda d: d["figures"].pop("jitter_percent"), "figures.jitter_percent; missing. Add it"),
+        (lambda d: d["figures"]["recovery_s"].pop("source"),
+         "recovery_s.source; missing. Add it: where the number is from"),
+        (lambda d: d["figures"]["recovery_s"].update(basis="felt"),
+         "must be one of measured, published"),
         (lambda d: d["figures"]["recovery_s"].update(low=1e9), "must rise"),
-        (lambda d: d["figures"].pop("hosts_max"), "figures.hosts_max; is missing"),
+        (lambda d: d["figures"].pop("hosts_max"),
+         "figures; hosts_max is missing. Write all of between_step_us"),
         (lambda d: d["figures"]["between_bandwidth_gb_per_s"].update(value=0, low=0),
-         "between_bandwidth_gb_per_s.value=0; must be above 0"),
-        (lambda d: d["figures"].update(infer_step_us=220), "must say its value, basis and source"),
-        (lambda d: d.update(figures=None), "figures=None; must have keys"),
-        (lambda d: d.pop("device"), "device; is missing"),
+         "between_bandwidth_gb_per_s; value=0 must be above 0"),
+        (lambda d: d["figures"].update(infer_step_us=220),
+         "infer_step_us=220; must be a section with keys value, basis, source"),
+        (lambda d: d.update(figures=None),
+         "figures=None; must be a section with keys infer_step_us"),
+        (lambda d: d.pop("device"), "device; missing. Add it, a section with name, count"),
     ],
 )  # fmt: skip
 def test_a_hardware_file_with_a_fault_says_what_and_where(tmp_path, change, says):

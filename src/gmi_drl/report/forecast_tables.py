@@ -26,11 +26,11 @@ def print_forecast(
 ) -> None:
     """Prints the figures of the machine, an iteration's parts, and a line for each size."""
     figures = []
-    for key, figure in (*hardware.tasks[work.env_id].figures.items(), *hardware.figures.items()):
+    for key, figure in (*hardware.tasks[work.env_id].items(), *hardware.figures.items()):
         bounds = "" if figure.low == figure.high else f"{figure.low:g} to {figure.high:g}"
         figures.append([key, f"{figure.value:g}", bounds, figure.basis, figure.source])
     columns = ["figure", "value", "range", "basis", "source"]
-    print_folded(console, f"Figures of {hardware.name} ({hardware.device})", columns, figures)
+    print_folded(console, f"Figures of {hardware.name} ({hardware.device.name})", columns, figures)
     ends = rows if len(rows) == 1 else (rows[0], rows[-1])
     parts = [
         [term, *(duration_text(row.seconds[term]) for row in ends)]
@@ -115,10 +115,9 @@ def as_json(hardware: Hardware, work: Work, rows: Sequence[Forecast]) -> dict[st
     return {
         "projected": True,
         "machine": hardware.name,
-        "device": hardware.device,
+        "device": hardware.device.name,
         "figures": {
-            key: dataclasses.asdict(figure)
-            for key, figure in (*hardware.figures.items(), *task.figures.items())
+            key: figure.model_dump() for key, figure in (*hardware.figures.items(), *task.items())
         },
         "work": dataclasses.asdict(work),
         "hosts": [
