@@ -16,7 +16,10 @@ from typing import Any, Final, Literal, NamedTuple
 
 from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
 from gymnasium.error import DependencyNotInstalled
+from pydantic import ValidationError
 
+from gmi_drl.placement import EnvConfig
+from gmi_drl.placement.config.schema import explain
 from gmi_drl.placement.faults import close_names, install
 from gmi_drl.roles.games import GAMES, OPEN_SPIEL, game_faults
 
@@ -105,6 +108,10 @@ def check_env(
     if adapter not in ("auto", *ADAPTERS):
         names = ", ".join(("auto", *ADAPTERS))
         return [f"env.adapter={adapter!r}; known: {names}. Leave it out for auto."]
+    try:  # as a config file is read
+        EnvConfig.model_validate({"id": env_id, "wrappers": wrappers})
+    except ValidationError as error:
+        return [str(fault) for fault in explain(error, {}, prefix=("env",))]
     chosen = choose_adapter(env_id, adapter)
     faults = ADAPTERS[chosen].check(chosen, env_id, options or {})
     if wrappers and chosen == "pettingzoo":
@@ -306,14 +313,27 @@ def _check_gymnasium(adapter: str, env_id: str, options: Mapping[str, Any]) -> l
         ]
     if creator is None:
         return faults
-    parameters = inspect.signature(creator).parameters
+    if not callable(creator):
+        return [
+            *faults,
+            f"env.id={env_id!r}: its entry point is of type {type(creator).__name__}; must be a "
+            "class or function that makes the environment. Register it with one.",
+        ]
+    return faults + _unknown_options(env_id, creator, options, {"vectorization"})
+
+
+def _unknown_options(
+    env_id: str, maker: Callable[..., Any], options: Mapping[str, Any], others: Collection[str] = ()
+) -> list[str]:
+    """Returns a fault for each option that is no parameter of `maker`, and none of `others`."""
+    try:
+        parameters = inspect.signature(maker).parameters
+    except ValueError:  # what is written in C need not tell its parameters
+        return []
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return faults
-    return faults + [
-        unknown_option(f"env {env_id}", name, {"vectorization", *parameters})
-        for name in options
-        if name not in parameters and name != "vectorization"
-    ]
+        return []
+    known = {*others, *parameters}
+    return [unknown_option(f"env {env_id}", name, known) for name in options if name not in known]
 
 
 def _check_envpool(adapter: str, env_id: str, options: Mapping[str, Any]) -> list[str]:
@@ -363,14 +383,7 @@ def _check_pettingzoo(adapter: str, env_id: str, options: Mapping[str, Any]) -> 
             f"env.id={env_id!r} of adapter pettingzoo is a {type(factory).__name__}; must be a "
             "class or a function that makes an environment. Name that."
         ]
-    parameters = inspect.signature(factory).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return []
-    return [
-        unknown_option(f"env {env_id}", name, parameters)
-        for name in options
-        if name not in parameters
-    ]
+    return _unknown_options(env_id, factory, options)
 
 
 ADAPTERS: Final[Mapping[str, Adapter]] = {

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from types import ModuleType
 
+import gymnasium
 import pytest
 
 from gmi_drl.roles.envs import EnvSpecError, check_env, choose_adapter, make_env
@@ -130,3 +131,20 @@ def test_a_module_that_raises_is_a_fault(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (fault,) = check_env("raises_at_import:X-v0")
     assert "module raises_at_import does not import (ZeroDivisionError: " in fault
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "told"),
+    [
+        ("math:pi", "'Odd-v0': its entry point is of type float; must be a class or function that"),
+        (3, "its entry point is of type int; must be"),
+        ("json:nothing", "cannot be loaded: module 'json' has no attribute 'nothing'"),
+        ("nowhere:Env", "cannot be loaded: No module named 'nowhere'"),
+        ("builtins:max", None),  # which does not tell its parameters
+    ],
+)
+def test_an_entry_point_that_makes_no_environment_is_a_fault(entry_point, told, monkeypatch):
+    entry = gymnasium.envs.registration.EnvSpec("Odd-v0", entry_point=entry_point)
+    monkeypatch.setitem(gymnasium.registry, "Odd-v0", entry)
+    faults = check_env("Odd-v0")
+    assert [told in fault for fault in faults] == ([True] if told else [])

@@ -136,6 +136,10 @@ def test_gymnasiums_own_wrap_each_environment(vectorization):
         (["nowhere:Thing"], "nowhere:Thing does not import (ModuleNotFoundError"),
         (["math:pi"], "env.wrappers: math:pi is a float; must be a class that wraps environments."),
         (["gymnasium.wrappers:ClipReward"], "adapter torch has a batch of its own. Use adapter"),
+        ([{"frame_stack": 4}], "has {'frame_stack': 4}, which is no wrapper. Write a name, or one"),
+        ([{"frame_stack": {"count": 4}, "clip_reward": {}}], "which is no wrapper"),
+        ([3], "env.wrappers=[3]; has 3, which is no wrapper"),
+        ("frame_stack", "env.wrappers='frame_stack'; must be a list"),
     ],
 )  # fmt: skip
 def test_what_is_no_wrapper_is_told(wrappers, said):
