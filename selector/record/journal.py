@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from gmi_drl.runtime.cache_files import replace_file
 from gmi_drl.selector.errors import RecordError
 
@@ -73,7 +75,11 @@ def parse_journal(path: Path, content: bytes) -> Journal:
 
 def damaged(path: Path, number: int, error: Exception) -> str:
     """Says that a line of a journal is damaged."""
-    return f"{path} is damaged in line {number} ({type(error).__name__}: {error})"
+    text = str(error)
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        text = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"{path} is damaged in line {number} ({type(error).__name__}: {text})"
 
 
 def begin_journal(path: Path, header: Mapping[str, Any]) -> None:

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+
 from gmi_drl.launcher.colocated_runs import records_folder
 from gmi_drl.launcher.start.jobs import changes
 from gmi_drl.launcher.watch.watch import TOLERANCE, Promise
@@ -25,14 +27,11 @@ from gmi_drl.placement import Config, Topology, load_config
 from gmi_drl.selector.errors import RecordError
 from gmi_drl.selector.tune.algorithms.observations import usable
 from gmi_drl.selector.tune.candidate import (
-    REASONS,
     Ask,
     Candidate,
     Chosen,
-    DeviceSplit,
     Failed,
     Measured,
-    Skipped,
 )
 from gmi_drl.selector.tune.efficiency import Prediction
 from gmi_drl.selector.tune.space import config_of
@@ -42,6 +41,9 @@ from .journal import FORMAT, Journal, append, begin_journal, cut, damaged, line_
 from .results import TuneResults, results_of
 
 _MAX_RECORDS: Final = 128  # of a home directory that a cluster shares; the oldest go
+candidate_of: Final = TypeAdapter(Candidate).validate_python
+_answer_of: Final = TypeAdapter[Measured | Failed](Measured | Failed).validate_python
+_chosen_of: Final = TypeAdapter(Chosen).validate_python
 _DAMAGED: Final = (ValueError, TypeError, KeyError, AttributeError, AssertionError)
 
 
@@ -286,39 +288,6 @@ class TuneJournal:
     def _give_up(self, error: OSError) -> None:
         why = f"cannot be written ({error.strerror}); what is measured is not kept"
         self.trouble = f"{self.path} {why}"
-
-
-def candidate_of(data: Mapping[str, Any]) -> Candidate:
-    """Returns the candidate that a line has."""
-    row = dict(data["row"])
-    if row.get("percents") is not None:
-        row["percents"] = tuple(int(percent) for percent in row["percents"])
-    num_env, horizon, samples = (int(data[key]) for key in ("num_env", "horizon", "samples"))
-    changes = tuple((str(key), value) for key, value in data.get("changes", ()))
-    return Candidate(DeviceSplit(**row), num_env, horizon, samples, changes)
-
-
-def _answer_of(data: Mapping[str, Any]) -> Measured | Failed:
-    """Returns a measurement, or a failure: told apart by `reason`."""
-    if "reason" in data:
-        if data["reason"] not in REASONS:
-            raise ValueError(f"reason {data['reason']!r} is none of {', '.join(REASONS)}")
-        return Failed(data["reason"], str(data["text"]))
-    answer = Measured(**data)
-    for name in ("steps_per_s", "error", "seconds", "memory", "cores"):
-        if not isinstance(getattr(answer, name), (int, float)):
-            raise TypeError(f"{name} {getattr(answer, name)!r} is no number")
-    return answer
-
-
-def _chosen_of(data: Mapping[str, Any]) -> Chosen:
-    return Chosen(
-        data["winner"] and candidate_of(data["winner"]),
-        data["runner_up"] and candidate_of(data["runner_up"]),
-        tuple(Skipped(candidate_of(entry["candidate"]), entry["why"]) for entry in data["skipped"]),
-        bool(data["complete"]),
-        str(data["why"]),
-    )
 
 
 def _prediction_of(data: Mapping[str, Any]) -> Prediction | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from gmi_drl.placement import counted
 
 # Why a candidate could not be measured: memory ran out; a process died or raised; nothing came for
 # too long; it was refused before anything started; it takes longer than the time asked for.
 Reason: TypeAlias = Literal["memory", "crash", "hang", "refused", "slow"]
-REASONS: Final[tuple[Reason, ...]] = ("memory", "crash", "hang", "refused", "slow")
 
 
 @dataclass(frozen=True, order=True)
@@ -33,7 +32,7 @@ class Candidate:
     num_env: int  # of each GMI that simulates
     horizon: int
     samples: int  # environment steps between two updates, of all GMIs of all devices
-    changes: tuple[tuple[str, float], ...] = ()  # other keys of `algorithm`, by `tune.keep`
+    changes: tuple[tuple[str, int | float], ...] = ()  # other keys of `algorithm`, by `tune.keep`
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from gmi_drl.selector.record.record import TuneRecord, candidate_of
+from pydantic import TypeAdapter
+
+from gmi_drl.selector.record.record import TuneRecord
 
 from .candidate import Candidate, Failed
 
@@ -62,6 +64,7 @@ class RaceResult:
     moved: bool = True  # a return was seen, and one rose
 
 
+_scores_of: Final = TypeAdapter(list[RaceScore]).validate_python
 Train = Callable[[Candidate, float, int], TrainingCurve | Failed]  # for so many seconds, in round n
 
 
@@ -221,10 +224,7 @@ def scores_of(record: TuneRecord) -> list[RaceScore]:
     A choice that no race has led to has none, whatever was raced for an earlier one.
     """
     if record.choice:
-        return [
-            RaceScore(**{**line, "candidate": candidate_of(line["candidate"])})
-            for line in record.choice.get("judged", ())
-        ]
+        return _scores_of(record.choice.get("judged", ()))
     scores = []
     for line in record.races:
         seconds = float(points[-1][0]) if (points := line.get("points")) else 0.0

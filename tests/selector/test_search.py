@@ -1,6 +1,7 @@
 """The default search: on any answers, and on machines whose best is known."""
 
 import statistics
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -9,12 +10,12 @@ from hypothesis import strategies as st
 from gmi_drl.selector.tune.algorithms.default import LONGEST, bound, default
 from gmi_drl.selector.tune.algorithms.observations import FULL, SAME, Observations
 from gmi_drl.selector.tune.candidate import (
-    REASONS,
     Ask,
     Candidate,
     DeviceSplit,
     Failed,
     Measured,
+    Reason,
     Space,
 )
 
@@ -112,7 +113,7 @@ def test_where_the_config_as_given_fails_the_search_knows():
 NUMBER = st.floats(1e-3, 1e9)
 ANSWERS = st.one_of(
     st.builds(measured, NUMBER, st.floats(0, 2), st.floats(0, 1.5), st.floats(0, 100)),
-    st.builds(Failed, st.sampled_from(REASONS), st.just("it")),
+    st.builds(Failed, st.sampled_from(get_args(Reason)), st.just("it")),
 )
 ROWS = st.lists(
     st.builds(
