@@ -1,6 +1,7 @@
 """What keeps hosts from training together is told before anything trains: value, rule, remedy."""
 
 import socket
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import fake_ray
 from bodies_scripted import CORE, Instant, Once, Scripted, launched, three_hosts
 from fake_ray import FakeHost
 from gmi_drl.gmi.usage.processes import HostMemory
-from gmi_drl.launcher.hosts import host_launcher
+from gmi_drl.launcher.hosts import drains, host_launcher
 from gmi_drl.launcher.hosts.agent import same_folder
 from gmi_drl.launcher.hosts.cluster import joined
 from gmi_drl.launcher.hosts.messages import HostPart, HostsError
@@ -72,6 +73,19 @@ def test_a_host_that_ray_drains_is_named(monkeypatch):
     told = refusal(monkeypatch, FakeHost("127.0.0.2"), FakeHost("127.0.0.3", is_drained=True))
     assert told.startswith("host 127.0.0.3 (")
     assert "Ray drains it: it is taken away soon. Wait until another one" in told
+
+
+@pytest.mark.parametrize("name", ["GcsClient", "get_all_node_info"])
+def test_a_release_of_ray_that_does_not_say_which_hosts_it_drains_is_warned_of(name, monkeypatch):
+    monkeypatch.setattr(drains, "_ASK_S", 0.01)
+    with fake_ray.cluster() as address:
+        where = sys.modules["ray._raylet"] if name == "GcsClient" else fake_ray.GcsClient
+        monkeypatch.delattr(where, name)
+        with pytest.warns(UserWarning, match=f"does not say which hosts it drains.*{name}"):
+            drained = drains.Drains(address)
+        drained._thread.join(20)
+    assert not drained._thread.is_alive()  # it asks no more
+    assert drained.nodes == frozenset()
 
 
 def test_fewer_hosts_than_asked_are_told_with_what_each_has_free(monkeypatch):
