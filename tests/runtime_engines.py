@@ -59,7 +59,6 @@ MEMFD = "a `Memfd` as argument"
 NAME_IS_FREE = "the name of an actor is free as soon as the last handle of it is dropped"
 ONCE = "streams of generators of actors come once across a crash"
 RUNNING_METHOD = "`cancel` of a method that runs"
-SEVERAL = "an async generator with `num_returns=n`"
 STACKS = "`write_stacks`"
 
 # The files of tests/runtime that run on both engines. Of the others test_refs.py starts no runtime,
@@ -126,7 +125,6 @@ DIFFERENT = {
     },
     "test_generators.py": {
         "test_a_task_that_waited_for_a_generator_takes_its_cpu_back": LOOKS,
-        "test_an_async_generator_gives_several_results_and_those_before_an_error": SEVERAL,
     },
     "test_methods.py": {
         "test_a_cancelled_method_is_not_retried": RUNNING_METHOD,

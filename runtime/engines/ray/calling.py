@@ -96,12 +96,40 @@ def evaluate(
             yielded.extend(value)
             return yielded
         except Exception as error:
-            if should_retry(error):
-                continue
-            if call.returns <= 1 or not yielded:
-                raise
-            missing = max(0, call.returns - len(yielded))
-            return yielded[: call.returns] + [raised(error)] * missing
+            if not should_retry(error):
+                return _completed(call, yielded, error)
+
+
+async def evaluate_async(
+    call: Call, function: Callable[[], Any], should_retry: Callable[[Exception], bool]
+) -> Any:
+    """Does what `evaluate` does, in an event loop."""
+    while True:
+        yielded: list[Any] = []
+        try:
+            value = function()
+            if inspect.isasyncgen(value) and call.returns > 1:
+                async for item in value:
+                    yielded.append(item)
+                return yielded
+            if inspect.isgenerator(value):
+                yielded.extend(value)
+                return yielded
+            return await value if inspect.isawaitable(value) else value
+        except Exception as error:
+            if not should_retry(error):
+                return _completed(call, yielded, error)
+
+
+def _completed(call: Call, yielded: list[Any], error: Exception) -> list[Any]:
+    """Returns what a generator yielded before it raised, and the exception for what is missing.
+
+    Raises it where that is all there is.
+    """
+    if call.returns <= 1 or not yielded:
+        raise error
+    missing = max(0, call.returns - len(yielded))
+    return yielded[: call.returns] + [raised(error)] * missing
 
 
 def items_of(

@@ -152,14 +152,8 @@ class AsyncShell:
         try:
             function = self._actor.bind(call, inputs)
             should_retry = functools.partial(self._actor.should_retry, call)
-            while True:
-                try:
-                    value = calling.evaluate(call, function, should_retry)
-                    value = await value if inspect.isawaitable(value) else value
-                    return calling.to_values(call, value)
-                except Exception as error:
-                    if not should_retry(error):
-                        raise
+            value = await calling.evaluate_async(call, function, should_retry)
+            return calling.to_values(call, value)
         except SystemExit:
             ray.actor.exit_actor()
             raise
