@@ -42,7 +42,6 @@ from gmi_drl.placement.config.algorithms import (
 )
 from gmi_drl.placement.config.config import (
     CONFIG_VERSION,
-    ClusterConfig,
     CommConfig,
     Config,
     EnvConfig,
@@ -50,8 +49,6 @@ from gmi_drl.placement.config.config import (
     HardwareConfig,
     LayoutConfig,
     RoleConfig,
-    RunConfig,
-    TuneConfig,
 )
 from gmi_drl.placement.config.section import (
     AUTO,
@@ -61,9 +58,12 @@ from gmi_drl.placement.config.section import (
     is_own_network,
 )
 
+from .config.cluster import ClusterConfig
 from .config.load import load_config
 from .config.multi_agent import MultiAgentConfig, SelfPlayConfig
+from .config.run import RunConfig
 from .config.search import RangeConfig, SearchConfig
+from .config.tune import TuneConfig
 from .faults import ABSENT, ConfigError, Fault, counted
 from .layout import GmiSpec, Layout, LayoutError, MigSlice
 from .layout_yaml import from_yaml, to_yaml

@@ -5,11 +5,9 @@ Every field is described by the text below it; docs/configuration.md is generate
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import (
-    BeforeValidator,
     Field,
     SerializeAsAny,
     SerializerFunctionWrapHandler,
@@ -29,124 +27,31 @@ from .algorithms import (
     algorithm_config,
     algorithms_of,
 )
+from .cluster import ClusterConfig
 from .multi_agent import MultiAgentConfig
+from .run import RunConfig
 from .search import SearchConfig
 from .section import (
     AUTO,
     CLASS_PATTERN,
     Cores,
     Count,
+    Entries,
     Int,
     Names,
-    Seconds,
     Section,
-    as_tuple,
     broken,
     named_entries,
 )
+from .tune import TuneConfig
 
 CONFIG_VERSION = 1
 BackendName: TypeAlias = Literal["cpu", "direct", "mps", "mig", "green"]
 
 
-_Entries: TypeAlias = tuple[str | dict[str, Any], ...]
-_CALLBACKS: Final = named_entries(
-    "callback", CLASS_PATTERN,
-    "Write module:Class, or one with its options: {module:Class: {every: 10}}.",
-)  # fmt: skip
 _WRAPPERS: Final = named_entries(
     "wrapper", "", "Write a name, or one name with its options: frame_stack: {count: 4}."
 )
-_Logger: TypeAlias = Literal["tensorboard", "wandb", "mlflow"]
-
-
-class RunConfig(Section):
-    """What the run is called, how long it takes, and what it writes."""
-
-    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
-    """Name of the run: the folder in `folder` that holds its runs. Letters, digits, `.`, `_` and
-    `-`."""
-    seed: Int = Field(default=0, ge=0, lt=2**32)
-    """Seed of environments, initial weights and sampling."""
-    total_steps: Int = Field(default=1_000_000, ge=1)
-    """Environment steps to train for, over all GMIs. The last iteration is finished, so that a run
-    ends at this number or a little above."""
-    folder: str = Field(default="runs", min_length=1)
-    """Folder that holds all runs: a path, no URL. If it is not there, it is made for you alone
-    (mode 0700). Who may read it may read the runs in it; only you may write to those."""
-    checkpoint_every: Int = Field(default=50, ge=0)
-    """Iterations between checkpoints; 0: only at the end. A file `checkpoint_requested` in the
-    run's folder gets one in between."""
-    resize: Literal["on_request", "auto"] = "on_request"
-    """`on_request`: the layout of a run that trains changes when `gmi-drl resize` asks for it, or a
-    device is lost. `auto`: also by itself, where the [noise scale](noise-scale.md) has left its
-    batches, to the settings that the run proposes, and where the run is slower than its record of
-    [tuning](tuning.md#the-record) says, to what that has that is better. See
-    [resizing](resize.md#a-run-that-resizes-itself)."""
-    lineage: Int = Field(default=100_000, ge=0)
-    """The newest so many versions of the policy whose lineage `gcs.sqlite` keeps, a few
-    hundred bytes each at most; 0 records none. See [lineage](lineage.md)."""
-    log_every: Int = Field(default=1, ge=1)
-    """Iterations between lines of metrics, and between what loggers get."""
-    log: Annotated[tuple[_Logger, ...], BeforeValidator(as_tuple)] = ("tensorboard",)
-    """The loggers that get metrics, beside `metrics.jsonl`: `tensorboard` writes to `tb/` of the
-    run's folder; `wandb` and `mlflow` send config and metrics where their own environment variables
-    say. See [loggers](callbacks.md#loggers)."""
-    video_every: Int = Field(default=0, ge=0)
-    """Iterations between films of the policy, made of checkpoints as they come (`checkpoint_every`)
-    by a process beside the run; 0: none. They are in `report/videos` and in TensorBoard. See
-    [films](trained-policies.md#video)."""
-    callbacks: Annotated[_Entries, _CALLBACKS] = ()
-    """Classes of yours that are told of the start, iterations, checkpoints and the end, in the
-    launcher's process: `module:Class`, or one with its options. See [callbacks](callbacks.md)."""
-    callback_errors: Literal["warn", "fail"] = "warn"
-    """What an exception in a callback or logger does. `warn`: it is told, and the run goes on;
-    `fail`: it ends the run."""
-    eval_episodes: Int = Field(default=20, ge=0)
-    """Episodes of the trained policy, without exploration, that are run at the end; 0: none."""
-    max_restarts: Int = Field(default=3, ge=0, le=10_000)
-    """How often a GMI whose process dies is started again, while the others go on; each counts its
-    own. A GMI that dies again and again has a reason that restarting does not mend, so the run
-    fails at last. 0: it fails at the first death. Roles of your own are started again only if they
-    say `recoverable = True`."""
-    hang_timeout_s: float | None = Field(default=1200.0, gt=0, le=604_800)
-    """Seconds without progress after which a GMI hangs, unless it waits for another one: its
-    process is killed, and started again as after a death. Progress is each step of the environments
-    and each minibatch; while environments are made it has twenty minutes at least. `null`: nobody
-    watches, as for a debugger. See [when a GMI dies](recovery.md)."""
-    target_return: float | None = None
-    """Stop early when the mean return of the last 100 episodes reaches this, and as many episodes
-    have ended as there are environments: the first to end are the short ones."""
-    policy: str | None = Field(default=None, min_length=1)
-    """Mode serving: the folder of a run, or of one of its checkpoints, whose policy acts; `null`: a
-    new one, of random weights."""
-    profile: bool = False
-    """Record a trace of each GMI, of its iterations 4 to 6, in `profile/` of the run's folder; they
-    take longer meanwhile. See [profiling](profiling.md)."""
-    capture: bool = True
-    """On a GPU, run policy steps and updates as CUDA graphs; `false` launches every kernel from
-    Python, which is slower: a baseline, and for finding faults. CPU cores have no graphs. See
-    [training on the GPU](gpu-training.md)."""
-    deterministic: bool = False
-    """Use only torch operations that give the same numbers every time; slower on a GPU. On CPU
-    cores a seeded run with one GMI repeats bit for bit either way."""
-
-    @field_validator("folder")
-    @classmethod
-    def _check_folder(cls, value: str) -> str:
-        if "://" in value:
-            raise broken(
-                "is a URL; a run locks, renames and appends to files, which need a file system",
-                "Mount it, and give the path there; or give a folder, and copy the run afterwards.",
-            )
-        return value
-
-    @field_validator("log")
-    @classmethod
-    def _check_log(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(value)) < len(value):
-            raise broken("names a logger twice", "Name each once.")
-        return value
 
 
 class EnvConfig(Section):
@@ -177,7 +82,7 @@ class EnvConfig(Section):
     """Keyword arguments of the environment."""
     max_episode_steps: Int | None = Field(default=None, ge=1)
     """Time limit of an episode in steps; `null`: the one the id is registered with."""
-    wrappers: Annotated[_Entries, _WRAPPERS] = ()
+    wrappers: Annotated[Entries, _WRAPPERS] = ()
     """The wrappers around each environment, the innermost first: names, or one name with its
     options, such as `frame_stack: {count: 4}`. There are `clip_reward`, `frame_stack` and
     `keep_numbers`, and `module:Class` for one of yours or Gymnasium's. See
@@ -304,129 +209,6 @@ class ExperienceConfig(Section):
     lz4: Names = ()
     """Channels to compress with LZ4, such as `[observation]`. It pays for images of bytes, seldom
     for numbers."""
-
-
-_Counts = Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], BeforeValidator(as_tuple)]
-
-
-class TuneConfig(Section):
-    """How `gmi-drl tune` finds `num_env` and `gmi_per_gpu`."""
-
-    objective: Literal["learning", "steps"] = "learning"
-    """`learning`: the shortest time to a return, by throughput, by what an update of its size
-    learns of a sample, and by races where these do not decide; `steps`: the most environment steps
-    a second, whatever is learned (mode serving always has this)."""
-    keep: Literal["update", "gradient_steps", "none"] = "update"
-    """What stays as the config has it where `num_env` and the number of GMIs change. `update`: the
-    samples of an update and of a minibatch; the horizon follows. `gradient_steps`: the horizon and
-    the samples of a minibatch; their number follows. `none`: the horizon and the number of
-    minibatches, so that updates grow, which may learn slower."""
-    algorithm: Literal["default", "paper"] = "default"
-    """How it searches. `paper`: GMI-DRL's Algorithm 2; `default`: more kinds of candidates, by
-    fewer measurements."""
-    budget_s: Seconds = Field(default=300.0, gt=0)
-    """Seconds that tuning may take, all in all; or a time as `5m` or `1h30m`."""
-    race_s: Seconds | None = Field(default=None, ge=0)
-    """Seconds of the budget that learning races may take, less than all of it; 0: no races. `null`:
-    half of the budget, where the prediction is unsure."""
-    batch: Int | None = Field(default=None, ge=1)
-    """The samples of an update that `keep: update` keeps, of all GMIs of all devices; `null`: the
-    config's own."""
-    gmi_per_gpu: _Counts | None = Field(default=None, min_length=1)
-    """Numbers of GMIs on a device to try; `null`: 1, 2, 3, 4, 6, 8 and so on, as far as there are
-    cores, and of these for algorithm `paper` the powers of two."""
-    min_num_env: Int | None = Field(default=None, ge=1, le=1_000_000)
-    """The smallest `num_env` to try; `null`: 128 on GPUs, 4 on groups of cores."""
-    max_num_env: Int | None = Field(default=None, ge=1, le=1_000_000)
-    """The largest `num_env` to try; `null`: 65536 on GPUs, 4096 on groups of cores."""
-
-    @field_validator("race_s")
-    @classmethod
-    def _check_race_s(cls, value: float | None, info: ValidationInfo) -> float | None:
-        budget_s = info.data.get("budget_s")
-        if value is not None and budget_s is not None and value >= budget_s:
-            raise broken(
-                f"must be less than budget_s, {budget_s:g}", "Lower it, or raise the budget."
-            )
-        return value
-
-    @field_validator("batch")
-    @classmethod
-    def _check_batch(cls, value: int | None, info: ValidationInfo) -> int | None:
-        keep = info.data.get("keep")
-        if value is not None and keep not in ("update", None):
-            raise broken(
-                f"says what keep: update keeps, and keep is {keep}", "Leave one of them out."
-            )
-        return value
-
-    @field_validator("max_num_env")
-    @classmethod
-    def _check_max_num_env(cls, value: int | None, info: ValidationInfo) -> int | None:
-        smallest = info.data.get("min_num_env")
-        if value is not None and smallest is not None and value < smallest:
-            raise broken(
-                f"must be at least min_num_env, {smallest}", "Raise it, or lower the other."
-            )
-        return value
-
-
-class ClusterConfig(Section):
-    """Hosts of a Ray cluster that train together: see [several hosts](hosts.md)."""
-
-    address: str
-    """The cluster, as `host:port`: what `ray start --head` has printed."""
-    hosts: Int = Field(ge=1, le=4096)
-    """Hosts of the run, each with the devices and GMIs that this config says."""
-    trainer_hosts: Int | None = Field(default=None, ge=1)
-    """Template `decoupled`: so many hosts, the first by address, hold trainers, on
-    `layout.trainer_gpus` devices each; the others only simulate and infer, and send experience to
-    those. `null`, and where there are no more hosts: all."""
-    hosts_min: Int = Field(default=1, ge=1, le=4096)
-    """With `on_loss: shrink`, the fewest hosts to go on with; at most `hosts`."""
-    on_loss: Literal["fail", "shrink", "wait"] = "fail"
-    """When a host is lost the run ends (`fail`), goes on with those that are left and takes one
-    that comes back in again (`shrink`), or waits for as many as it had, at most `wait_s` (`wait`).
-    """
-    network: Literal["private", "trusted"] = "private"
-    """How sums travel between hosts: encrypted and authenticated (`private`), or also by gloo in
-    plain tcp, where that is faster and only you reach the network (`trusted`)."""
-    interface: str = Field(default="", max_length=15)
-    """With `network: trusted`, the interface of each host that gloo uses, as `eth1`; by default
-    that of the address by which the host has joined the cluster."""
-    trusted: bool = False
-    """Join a cluster without token authentication, on which whoever reaches its port can run any
-    code. For networks where only you are."""
-    wait_s: Seconds = Field(default=300.0, gt=0, le=604_800)
-    """Seconds that the cluster may take to have so many hosts free; or a time as `5m`."""
-
-    @property
-    def training_hosts(self) -> int:
-        """The hosts that hold trainers, the first ones."""
-        return min(self.trainer_hosts or self.hosts, self.hosts)
-
-    @property
-    def sampling_hosts(self) -> int:
-        """The hosts that hold none: they sample for the trainers of the others."""
-        return self.hosts - self.training_hosts
-
-    @field_validator("interface")
-    @classmethod
-    def _check_interface(cls, value: str, info: ValidationInfo) -> str:
-        if value and info.data.get("network") == "private":
-            raise broken(
-                "is for network: trusted, and network is private", "Leave one of them out."
-            )
-        return value
-
-    @field_validator("address")
-    @classmethod
-    def _check_address(cls, value: str) -> str:
-        if not re.fullmatch(r"[^\s/]+:[0-9]{1,5}", value):
-            raise broken(
-                "must be host:port", "Write what `ray start --head` prints: 10.0.0.1:6379."
-            )
-        return value
 
 
 class RoleConfig(Section):

@@ -150,4 +150,5 @@ Count: TypeAlias = Annotated[int, COUNT_OR_AUTO, PlainSerializer(_count_to_yaml)
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Network = Annotated[str | tuple[int, ...], BeforeValidator(as_network)]
 Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(as_tuple)]
+Entries: TypeAlias = tuple[str | dict[str, Any], ...]  # names, or names with options
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
