@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gmi_drl.placement.topology import Device, Topology, share
+from gmi_drl.placement.topology import Device, Topology, share_at_least_one
 
 from . import nvml as driver
 from .backends.backend import CORE_BACKENDS, GPU_BACKENDS, this_system, unusable
@@ -230,7 +230,6 @@ def _with_cores(
     result = []
     for side, members in sides.items():
         for index, device in enumerate(members):
-            begin = index * len(side) // len(members)  # with fewer cores than GPUs some share one
-            cores = share(side, len(members), index) or side[begin : begin + 1]
+            cores = share_at_least_one(side, len(members), index)
             result.append(dataclasses.replace(device, cores=cores))
     return tuple(sorted(result, key=lambda device: device.index))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from .faults import counted
 from .layout import GmiSpec, Layout, LayoutError
 from .mig import instance_at, mig_slices, pack, profiles_of
-from .topology import Device, Topology, share
+from .topology import Device, Topology, share_at_least_one
 
 if TYPE_CHECKING:
     from gmi_drl.placement.config.config import HardwareConfig
@@ -132,17 +132,13 @@ def core_share(device: Device, parts: int, place: int) -> tuple[int, ...]:
     On a group of cores no two GMIs share one (LayoutError if there are too few); beside a GPU they
     do when they must.
     """
-    cores = share(device.cores, parts, place)
-    if cores or (device.kind == "gpu" and not device.cores):
-        return cores
-    if device.kind == "cpu":
+    if device.kind == "cpu" and len(device.cores) < parts:
         raise LayoutError(
             f"device {device.index} ({device.name}): {counted(parts, 'GMI')}; it has "
             f"{counted(len(device.cores), 'core')}, and each GMI needs one. "
             "Lower layout.gmi_per_gpu."
         )
-    begin = place * len(device.cores) // parts
-    return device.cores[begin : begin + 1]
+    return share_at_least_one(device.cores, parts, place)
 
 
 def _with_cores(device: Device, gmis: Specs) -> list[GmiSpec]:

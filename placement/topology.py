@@ -142,6 +142,12 @@ def share(cores: Sequence[int], parts: int, index: int) -> tuple[int, ...]:
     return tuple(cores[index * len(cores) // parts : (index + 1) * len(cores) // parts])
 
 
+def share_at_least_one(cores: Sequence[int], parts: int, index: int) -> tuple[int, ...]:
+    """Returns the same; of fewer cores than parts one, which others have too."""
+    begin = index * len(cores) // parts
+    return share(cores, parts, index) or tuple(cores[begin : begin + 1])
+
+
 def format_cores(cores: Sequence[int]) -> str:
     """Returns cores as people write them: (0, 1, 2, 5) is "0-2,5"."""
     runs: list[list[int]] = []
