@@ -52,9 +52,10 @@ def check(config: Config, topology: Topology) -> list[Fault]:
             rule, separator, remedy = str(error).partition(". ")
             faults.append(Fault("layout", ABSENT, rule if separator else str(error), remedy))
     crosses = config.sampling_hosts > 0
+    template = config.template if layout is None else TEMPLATES[layout.template]
     if layout is not None:
-        if config.layout.file is not None and layout.template in TEMPLATES:
-            faults += _template_mode(TEMPLATES[layout.template], config)
+        if config.layout.file is not None:
+            faults += _template_mode(template, config)
         if crosses:  # GMIs have their peers on other hosts
             faults += layout_faults(layout, config.hardware)
         else:
@@ -64,14 +65,14 @@ def check(config: Config, topology: Topology) -> list[Fault]:
     return [
         *template_faults,
         *_policy(config),
-        *_optimizer(config, layout, trainers),
-        *_agents(config, layout),
-        *_hosts(config, layout),
+        *_optimizer(config, template, trainers),
+        *_agents(config, template),
+        *_hosts(config, template.name),
         *_on_loss(config, topology),
         *faults,
         *learning_faults(config, *((0, 0) if crosses else (sum(agents), sum(trainers)))),
         *_reduction(config, [range(count) for count in trainers if count]),
-        *_roles(config, layout),
+        *(_roles(config, template) if layout is not None or config.layout.file is None else ()),
     ]
 
 
@@ -121,24 +122,23 @@ def _policy(config: Config) -> Iterator[Fault]:
         )  # fmt: skip
 
 
-def _optimizer(config: Config, layout: Layout | None, trainers: Sequence[int]) -> Iterator[Fault]:
+def _optimizer(config: Config, template: Template, trainers: Sequence[int]) -> Iterator[Fault]:
     """Yields faults of optimizers that need agents apart from, or together with, trainers."""
     settings = config.algorithm
     known = settings.optimizer != "auto" or bool(settings.optimizers_in(config.mode))
     wanted = settings.resolved_optimizer if known and config.mode == "sync" else ""
-    name = config.template.name if layout is None else layout.template
-    if wanted and (wanted == "parameter_server") != (name == "parameter_server"):
+    if wanted and (wanted == "parameter_server") != (template.name == "parameter_server"):
         yield Fault(
-            "layout.template", name,
+            "layout.template", template.name,
             f"optimizer {wanted} {'needs' if wanted == 'parameter_server' else 'does not run in'} "
             "template parameter_server",
             "Set both to parameter_server, or neither.",
         )  # fmt: skip
         return
-    if wanted in ("population", "tree_search") and name in TEMPLATES and TEMPLATES[name].is_split:
+    if wanted in ("population", "tree_search") and template.is_split:
         activity = "tries policies" if wanted == "population" else "plays games"
         yield Fault(
-            "layout.template", name,
+            "layout.template", template.name,
             f"under {wanted} each GMI {activity} in environments of its own",
             "Use tcg_ex.",
         )  # fmt: skip
@@ -146,9 +146,9 @@ def _optimizer(config: Config, layout: Layout | None, trainers: Sequence[int]) -
     if wanted not in ("local", "async_gradients") or config.env.adapter == "pettingzoo":
         return
     payload = "samples" if wanted == "local" else "gradients"
-    if name in TEMPLATES and not TEMPLATES[name].is_split:
+    if not template.is_split:
         yield Fault(
-            "layout.template", name,
+            "layout.template", template.name,
             f"under {wanted} agents send {payload} to a trainer, and here each GMI is both",
             "Use tdg_ex, or an algorithm and optimizer that train together: a2c, all_reduce.",
         )  # fmt: skip
@@ -160,7 +160,7 @@ def _optimizer(config: Config, layout: Layout | None, trainers: Sequence[int]) -
         )  # fmt: skip
 
 
-def _agents(config: Config, layout: Layout | None) -> Iterator[Fault]:
+def _agents(config: Config, template: Template) -> Iterator[Fault]:
     """Yields faults of environments with several agents, and of keys for these alone."""
     settings = config.algorithm
     if config.env.adapter != "pettingzoo":
@@ -199,10 +199,9 @@ def _agents(config: Config, layout: Layout | None) -> Iterator[Fault]:
             f"{', '.join(policies)}",
             "Use ppo, or one policy.",
         )  # fmt: skip
-    name = config.template.name if layout is None else layout.template
-    if name in TEMPLATES and name != "tcg_ex":
+    if template.name != "tcg_ex":
         yield Fault(
-            "layout.template", name, f"{rule}, who are trained where they act",
+            "layout.template", template.name, f"{rule}, who are trained where they act",
             "Use tcg_ex, in mode sync.",
         )  # fmt: skip
     if config.run.video_every:
@@ -238,28 +237,27 @@ def one_machine_faults(config: Config, command: str) -> list[Fault]:
     return [Fault("cluster.address", config.cluster.address, rule, remedy)]
 
 
-def _hosts(config: Config, layout: Layout | None) -> Iterator[Fault]:
+def _hosts(config: Config, template: str) -> Iterator[Fault]:
     """Yields what hosts cannot do together."""
     cluster = config.cluster
     if cluster is None:
         return
     settings = config.algorithm
-    name = config.template.name if layout is None else layout.template
     optimizer = settings.optimizer
     if optimizer == "auto":  # "": another fault tells, or its class is not loaded yet
         optimizer = next(iter(settings.optimizers_in(config.mode)), "")
-    if name in TEMPLATES and name not in _ON_HOSTS:
+    if template not in _ON_HOSTS:
         yield Fault(
-            "layout.template", name,
+            "layout.template", template,
             f"hosts of a cluster train together in {listed(tuple(_ON_HOSTS))} alone",
             f"Use {listed(tuple(_ON_HOSTS), 'or')}; or leave out cluster.",
         )  # fmt: skip
-    elif optimizer and name in TEMPLATES and optimizer not in _ON_HOSTS[name]:
+    elif optimizer and optimizer not in _ON_HOSTS[template]:
         yield Fault(
             "algorithm.optimizer", optimizer,
-            f"in template {name} hosts of a cluster train together by "
-            f"{listed(_ON_HOSTS[name])} alone",
-            f"Use an algorithm that runs under {listed(_ON_HOSTS[name], 'or')}; or leave out "
+            f"in template {template} hosts of a cluster train together by "
+            f"{listed(_ON_HOSTS[template])} alone",
+            f"Use an algorithm that runs under {listed(_ON_HOSTS[template], 'or')}; or leave out "
             "cluster.",
         )  # fmt: skip
     elif settings.dropped_agents and cluster.hosts > 1:
@@ -268,7 +266,7 @@ def _hosts(config: Config, layout: Layout | None) -> Iterator[Fault]:
             "who has sampled first is told by a clock, and each host has its own",
             "Leave it out, or cluster.",
         )  # fmt: skip
-    yield from _trainer_hosts(config, name)
+    yield from _trainer_hosts(config, template)
 
 
 def _trainer_hosts(config: Config, template: str) -> Iterator[Fault]:
@@ -390,10 +388,7 @@ def _counts(config: Config, topology: Topology, layout: Layout | None, role: str
     return [sum(role in roles for roles in device) for device in planned]
 
 
-def _roles(config: Config, layout: Layout | None) -> Iterator[Fault]:
-    if layout is None and config.layout.file is not None:
-        return
-    template = config.template if layout is None else TEMPLATES[layout.template]
+def _roles(config: Config, template: Template) -> Iterator[Fault]:
     role_names = [role for roles in template.gmis for role in roles]
     for name, role in config.roles.items():
         key = f"roles.{name}"
