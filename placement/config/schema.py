@@ -102,8 +102,8 @@ def choices(annotation: Any) -> list[str]:
 
 
 def default_text(field: FieldInfo) -> str | None:
-    """Returns the default as YAML has it; None when the field is required or a section."""
-    if field.is_required():
+    """Returns the default as YAML has it; None when required, a section, or by another field."""
+    if field.is_required() or field.default_factory_takes_validated_data:
         return None
     default = field.get_default(call_default_factory=True, validated_data={})
     if isinstance(default, BaseModel):

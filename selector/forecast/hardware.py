@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from gmi_drl.placement import ConfigError, Device, Fault, Topology
 from gmi_drl.placement.config.load import read_text
@@ -40,7 +47,7 @@ class Figure(Section):
     basis: Literal["measured", "published", "assumed"]
     """measured, published or assumed."""
     source: str = Field(pattern=r"\S")
-    """where the number is from."""
+    """Where the number is from."""
     low: float = Field(default_factory=lambda data: data.get("value", 0.0), ge=0)
     high: float = Field(default_factory=lambda data: data.get("value", 0.0), ge=0)
 
@@ -157,7 +164,7 @@ class Figures(_WithFigures):
     def require(self, keys: Sequence[str]) -> None:
         """Raises what a validator does where one of these figures is not given."""
         if missing := [key for key in keys if getattr(self, key) is None]:
-            raise broken(f"{', '.join(missing)} is missing", f"Write all of {', '.join(keys)}.")
+            raise broken(f"lacks {', '.join(missing)}", f"Write all of {', '.join(keys)}.")
 
 
 WITHIN_FIGURES: Final = [key for key in Figures.model_fields if key.startswith("within_")]
@@ -195,11 +202,12 @@ class Hardware(Section):
     tasks: dict[str, TaskCosts] = Field(min_length=1)
     """environments, by their ids, as Ant-v5."""
 
-    @model_validator(mode="after")
-    def _check_links(self) -> Self:
-        if self.device.count > 1:
-            self.figures.require(WITHIN_FIGURES)
-        return self
+    @field_validator("figures")
+    @classmethod
+    def _check_links(cls, value: Figures, info: ValidationInfo) -> Figures:
+        if "device" in info.data and info.data["device"].count > 1:
+            value.require(WITHIN_FIGURES)
+        return value
 
     def __getitem__(self, key: str) -> float:
         figure: Figure = getattr(self.figures, key)
