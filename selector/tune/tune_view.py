@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from rich.console import Group
-from rich.markup import escape
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gmi_drl.launcher.view.tables import table_within
 from gmi_drl.launcher.view.view import Screen, bar, duration
 from gmi_drl.placement import counted
 from gmi_drl.selector.record.results import results_of
@@ -75,13 +75,11 @@ class TuneView:
         """Draws the latest answers, the best, what is measured now, and a bar of the budget."""
         budget_s, since_s = self._budget_s, time.monotonic() - self._since_s
         left_s = min(max(0.0, self._left_s - since_s), budget_s)
-        table = Table(title=escape(self._title), title_justify="left")
-        for column in ("setting", "measured"):
-            table.add_column(column, overflow="fold")
+        rows = []
         for ask, answer in self._profiles[-_LAST:]:
             style = "red" if isinstance(answer, Failed) else ""
             setting = candidate_text(ask.candidate, self._splits)
-            table.add_row(setting, Text(_answer_text(answer).strip(), style))
+            rows.append([setting, Text(_answer_text(answer).strip(), style)])
         results, lines = results_of(self._profiles), Table.grid(padding=(0, 2))
         failed = f", {len(results.failures)} failed" if results.failures else ""
         for name, text in (
@@ -94,7 +92,9 @@ class TuneView:
             ("left", f"{duration(left_s)} of {duration(budget_s)}"),
         ):
             lines.add_row(name, Text(text))
-        head = table if self._profiles else Text(self._title)
+        head: RenderableType = Text(self._title)
+        if rows:
+            head = table_within(width, self._title, ["setting", "measured"], rows)
         return Group(head, lines, bar(budget_s, budget_s - left_s, width))
 
 
