@@ -25,6 +25,7 @@ from gmi_drl.placement import (
     check,
     counted,
     layout_of,
+    simplest,
 )
 from gmi_drl.placement.checks.config import learning_faults, one_machine_faults
 from gmi_drl.placement.config.schema import ConfigSchema, explain
@@ -186,7 +187,7 @@ def _draw_faults(config: Config) -> Iterator[Fault]:
     settings = config.search
     assert settings is not None
     counts = _counts(config)
-    own_faults = _learning_faults(config, counts)  # which `check` tells of
+    own_faults = learning_faults(simplest(config), *counts)  # which `check` tells of
     ranges, trials = Ranges(settings.ranges, settings.seed), settings.population
     if settings.algorithm == "hyperband":
         rungs = brackets_of(config.run.total_steps, settings.min_steps, settings.eta)

@@ -263,3 +263,11 @@ def test_minibatches_of_segments_are_whole_environments():
     )
     two = "experience.batch_segments=2", "experience.capacity=3"
     assert told(cores(2, 2), *wanted, *two) == []
+
+
+def test_where_a_layout_file_is_faulty_nothing_is_said_of_numbers_of_gmis(tmp_path):
+    (tmp_path / "layout.yaml").write_text("version: 1\ntemplate: tcg_ex\ngmis: 3\n")
+    given = {"version": 1, "env": {"id": "Ant-v5"}, "algorithm": {"drop_slowest": 1}}
+    given["layout"] = {"file": str(tmp_path / "layout.yaml")}
+    (fault,) = check(load_config(given), cores(2))
+    assert "gmis=3; must be a list" in str(fault)

@@ -179,3 +179,15 @@ def test_values_are_those_that_a_record_gives_back():
     values = Ranges(its, 0).draw(0)
     assert json.loads(json.dumps(values)) == values
     assert applied(config(), values).algorithm.network in ((8, 8), (16,))
+
+
+def test_a_fault_that_every_trial_would_have_is_left_to_check():
+    given = {
+        "version": 1,
+        "env": {"id": "CartPole-v1", "num_env": "auto"},
+        "algorithm": {"name": "impala"},
+        "search": {"ranges": {"env.num_env": {"choice": [8, 16]}}},
+    }
+    assert section_faults(load_config(given)) == []
+    told = check(load_config(given), Topology.from_cores([0]))
+    assert any("it trains in mode async" in str(fault) for fault in told)

@@ -140,7 +140,7 @@ class RowsConfig(ActorCriticConfig):
                 "each agent's gradient is applied as it comes, and nobody waits for another",
                 "Leave it out.",
             )  # fmt: skip
-        elif self.drop_slowest:
+        elif self.drop_slowest and trainers:
             has_agents = count > 1 or config.template.name == "tdg_ex"
             total, noun = (count, "agents of a trainer") if has_agents else (trainers, "GMIs")
             if self.drop_slowest >= total:
