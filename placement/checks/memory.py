@@ -10,8 +10,10 @@ T = horizon, N = num_env, D = observation width, A = action columns, P = distrib
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from gmi_drl.placement.config.algorithms.alphazero import AlphaZeroConfig
@@ -78,22 +80,35 @@ def memory_faults(
 
     `host_bytes`: the host's memory, which is that of `whose`; None: it is not known.
     """
-    needs = {gmi.gmi_id: _needs(config, layout, gmi, sizes) for gmi in layout.gmis}
-    on_host = [gmi for gmi in layout.gmis if layout.topology.devices[gmi.gpu_id].kind == "cpu"]
+    others = [gmi for gmi in layout.gmis if layout.topology.devices[gmi.gpu_id].kind != "cpu"]
+    on_host = [gmi for gmi in layout.gmis if gmi not in others]
+    keeping = others if _on_host(config.algorithm) else []  # GMIs on GPUs, their replays here
+
+    def of_host(config: Config, layout: Layout) -> dict[str, int]:
+        needs = [_needs(config, layout, layout.gmi(gmi.gmi_id), sizes) for gmi in on_host]
+        needs += [_kept(config, layout, layout.gmi(gmi.gmi_id), sizes) for gmi in keeping]
+        return {purpose: sum(need[purpose] for need in needs) for purpose in _PURPOSES}
+
+    def of_gmi(gmi_id: int, config: Config, layout: Layout) -> dict[str, int]:
+        return _needs(config, layout, layout.gmi(gmi_id), sizes)
+
     faults: list[Fault] = []
-    host_needs = [needs[gmi.gmi_id] for gmi in on_host]
-    if _on_host(config.algorithm):  # with replays of GMIs on GPUs
-        others = [gmi for gmi in layout.gmis if gmi not in on_host]
-        host_needs += [_kept(config, layout, gmi, sizes) for gmi in others]
-    if host_bytes is not None and host_needs:
-        total = {purpose: sum(need[purpose] for need in host_needs) for purpose in _PURPOSES}
+    if host_bytes is not None and (count := len(on_host) + len(keeping)):
         available = f"{whose} has {_gib(host_bytes)}"
-        faults += _fault(config, sizes, total, host_bytes, len(host_needs), available)
-    for gmi in layout.gmis:
-        share = None if gmi in on_host else memory_share(layout, gmi.gmi_id)
-        if share is not None and not faults:  # one fault is enough, as GMIs are alike
-            available = f"GMI {gmi.gmi_id} has {_gib(share.nbytes)}, {share.why}"
-            faults += _fault(config, sizes, needs[gmi.gmi_id], share.nbytes, 1, available)
+        faults += _fault(config, layout, sizes, of_host, host_bytes, count, available)
+    shares = {gmi.gmi_id: memory_share(layout, gmi.gmi_id) for gmi in others}
+    limits = {gmi_id: share for gmi_id, share in shares.items() if share is not None}
+    if limits and not faults:
+
+        def fullness(gmi_id: int) -> float:
+            needed = sum(of_gmi(gmi_id, config, layout).values())
+            return needed / max(1, limits[gmi_id].nbytes)
+
+        # One fault is enough, as GMIs are alike: what fits into the fullest fits into all.
+        fullest = max(limits, key=fullness)
+        share, needs_of = limits[fullest], partial(of_gmi, fullest)
+        available = f"GMI {fullest} has {_gib(share.nbytes)}, {share.why}"
+        faults += _fault(config, layout, sizes, needs_of, share.nbytes, 1, available)
     return faults
 
 
@@ -210,16 +225,32 @@ def _replay_bytes(
 
 
 def _fault(
-    config: Config, sizes: Sizes, needs: dict[str, int], limit: int, gmis: int, has: str
+    config: Config,
+    layout: Layout,
+    sizes: Sizes,
+    needs_of: Callable[[Config, Layout], dict[str, int]],
+    limit: int,
+    gmis: int,
+    has: str,
 ) -> Iterator[Fault]:
-    total = sum(needs.values())
-    if total <= limit:
+    """Yields a fault where needs are above a limit, with the value of a key that they keep to."""
+    needs = needs_of(config, layout)
+    if sum(needs.values()) <= limit:
         return
     main = max(needs, key=needs.__getitem__)
     algorithm, num_env = config.algorithm, config.env.num_env
     replays = algorithm.kept_steps > 0 and config.mode != "serving"
-    need = f"{'a GMI needs' if gmis == 1 else f'{gmis} GMIs need'} {_gib(total)} or more, and {has}"
+    total = _gib(sum(needs.values()))
+    need = f"{'a GMI needs' if gmis == 1 else f'{gmis} GMIs need'} {total} or more, and {has}"
     fewer = "fewer GMIs, " if gmis > 1 else ""
+
+    def most(key: str, value: int) -> str:
+        def needed(smaller: int) -> int:
+            return sum(needs_of(*_with(config, layout, key, smaller)).values())
+
+        fits = bisect_right(range(1, value), limit, key=needed)
+        return f"Use {f'{fits:,} or fewer' if fits else 'a smaller network'}, {fewer}or"
+
     if main == "network":
         yield Fault(
             "algorithm.network", algorithm.network,
@@ -229,19 +260,13 @@ def _fault(
         )  # fmt: skip
         return
     if replays and main in ("replay", "minibatch"):
-        key, value, unit = "replay_capacity", algorithm.kept_steps, "steps that each GMI keeps"
+        key, count, unit = "replay_capacity", algorithm.kept_steps, "steps that each GMI keeps"
         if main == "minibatch":
-            key, value, unit = "batch_size", algorithm.minibatch_size(0), "rows in the network"
-        fits = max(0, limit - total + needs[main]) * value // needs[main]
-        yield Fault(
-            f"algorithm.{key}", value, f"{need}: {_gib(needs[main])} for {value:,} {unit}",
-            f"Use {f'{fits:,} or fewer' if fits else 'a smaller network'}, {fewer}or a machine "
-            "with more.",
-        )  # fmt: skip
+            key, count, unit = "batch_size", algorithm.minibatch_size(0), "rows in the network"
+        key, value = f"algorithm.{key}", getattr(algorithm, key, count)
+        rule = f"{need}: {_gib(needs[main])} for {count:,} {unit}"
+        yield Fault(key, value, rule, f"{most(key, value)} a machine with more.")
         return
-    # The part that grows with num_env must fit into what the other parts leave.
-    fixed_bytes = needs["network"] + needs["replay"] + (needs["minibatch"] if replays else 0)
-    fits = max(0, limit - fixed_bytes) * num_env // (total - fixed_bytes)
     steps = "" if config.mode == "serving" else f" x horizon={algorithm.horizon}"
     if sizes.agents > 1:
         steps = f" x {sizes.agents} agents{steps}"
@@ -261,8 +286,18 @@ def _fault(
         alternative = "a shorter algorithm.horizon"
     yield Fault(
         "env.num_env", num_env, f"{need}: {_gib(needs[main])} for num_env={num_env}{factors}",
-        f"Use {f'{fits:,} or fewer' if fits else 'a smaller network'}, {fewer}or {alternative}.",
+        f"{most('env.num_env', num_env)} {alternative}.",
     )  # fmt: skip
+
+
+def _with(config: Config, layout: Layout, key: str, value: int) -> tuple[Config, Layout]:
+    """Returns config and layout with another value of a key."""
+    name, _, field = key.partition(".")
+    section = getattr(config, name).model_copy(update={field: value})
+    gmis = layout.gmis
+    if key == "env.num_env":
+        gmis = tuple(replace(gmi, num_env=value if gmi.num_env else 0) for gmi in gmis)
+    return config.model_copy(update={name: section}), replace(layout, gmis=gmis)
 
 
 def _gib(nbytes: int) -> str:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from gmi_drl.placement import Device, Topology, layout_of, load_config
+from gmi_drl.placement import Device, GpuProcess, Topology, layout_of, load_config
 from gmi_drl.placement.checks.memory import Sizes, memory_faults
 
 GIB = 1 << 30
@@ -214,3 +214,45 @@ def test_segments_of_other_hosts_end_anywhere_in_a_replay():
 
     of_one_agent = needs(2, 1)
     assert of_one_agent < needs(3, 1) == needs(2, 2)
+
+
+def most_of(fault):
+    """The value that a fault says is small enough."""
+    return int(fault.partition("Use ")[2].split(" or fewer")[0].replace(",", ""))
+
+
+def test_a_num_env_that_is_told_fits_every_gpu_also_where_others_hold_memory():
+    gpus = tuple(
+        Device(
+            index, "gpu", "H200", tuple(range(4 * index, 4 * index + 4)), uuid=f"GPU-{index}",
+            sm_count=132, mem_bytes=8 * GIB,
+            processes=(GpuProcess(7, "compute", held * GIB),),
+        )
+        for index, held in enumerate((0, 5, 2))
+    )  # fmt: skip
+    words = ["hardware.backend=direct", "algorithm.horizon=512"]
+    (fault,) = faults([*words, "env.num_env=40_000"], topology=Topology(gpus))
+    assert "GMI 1 has 2.0 GiB, all of GPU 1" in fault
+    assert faults([*words, f"env.num_env={most_of(fault)}"], topology=Topology(gpus)) == []
+
+
+def test_a_replay_that_is_told_fits_also_where_ends_of_episodes_take_more_beside_it():
+    wide = Sizes(observation=7056, observation_bytes=4, action=6, parameters=6)
+    words = ["algorithm.name=ddpg", "algorithm.network=[64, 64]", "env.num_env=64"]
+    words += ["layout.gmi_per_gpu=4", "algorithm.replay_start=1"]
+    (fault,) = faults([*words, "algorithm.replay_capacity=1_000_000"], wide, host=3 * GIB)
+    most = most_of(fault)
+    assert faults([*words, f"algorithm.replay_capacity={most}"], wide, host=3 * GIB) == []
+    assert faults([*words, f"algorithm.replay_capacity={most + 1}"], wide, host=3 * GIB)
+
+
+def test_a_minibatch_of_sequences_is_told_by_the_sequences_that_fit():
+    words = ["algorithm.name=dqn", "algorithm.recurrent=lstm", "algorithm.horizon=80"]
+    words += ["env.num_env=8", "algorithm.replay_capacity=2000"]
+    (fault,) = faults([*words, "algorithm.batch_size=10_000"], host=GIB)
+    assert fault.startswith("algorithm.batch_size=10000; ")
+    assert "for 800,000 rows in the network" in fault
+    most = most_of(fault)
+    assert most < 10_000
+    assert faults([*words, f"algorithm.batch_size={most}"], host=GIB) == []
+    assert faults([*words, f"algorithm.batch_size={most + 1}"], host=GIB)
