@@ -64,10 +64,7 @@ def environments(config: Config, topology: Topology) -> int:
         return config.env.num_env  # each agent's gradient is an update
     if config.mode == "async":
         return config.env.num_env * config.experience.batch_segments * trainers
-    dropped = config.algorithm.dropped_agents
-    if simulators > trainers:
-        dropped *= trainers
-    return config.env.num_env * max(0, simulators - dropped)
+    return config.env.num_env * simulators
 
 
 def as_given(config: Config, topology: Topology) -> Config:
@@ -329,10 +326,17 @@ def _preference(
 
 
 def _roles(config: Config, topology: Topology) -> tuple[int, int]:
-    """Counts the GMIs that simulate, and those that train, of all devices."""
+    """Counts the GMIs that simulate, and those that train, of all devices, for an update.
+
+    Those that it does not wait for are left out: agents of each trainer, or GMIs with all roles.
+    """
     planned = config.template.planned(shape_of(config, topology))
     gmis = [roles for device in planned for roles in device]
-    return sum("simulator" in r for r in gmis), sum("trainer" in r for r in gmis)
+    simulators, trainers = sum("simulator" in r for r in gmis), sum("trainer" in r for r in gmis)
+    dropped = config.algorithm.dropped_agents
+    if simulators > trainers:
+        return max(0, simulators - dropped * trainers), trainers
+    return max(0, simulators - dropped), max(0, trainers - dropped)
 
 
 def _divisors(rows: int) -> list[int]:

@@ -301,3 +301,18 @@ def test_the_learning_rate_follows_what_was_said_and_not_what_would_have_followe
     config = config_with(algorithm={"learning_rate": 3e-4, **ppo()["algorithm"]})
     algorithm = after_resize(config, words, keep="gradient_steps")[2]  # 16 would have
     assert (algorithm.minibatches, algorithm.learning_rate) == (4, 6e-4)
+
+
+@pytest.mark.parametrize("keep", ["update", "gradient_steps"])
+def test_minibatches_divide_what_a_gmi_samples_where_the_slowest_are_not_waited_for(keep):
+    config = config_with(keep, gmis=3, **ppo(drop_slowest=1))
+    for gmis, num_env in SIZES:
+        if gmis < 2:
+            continue
+        update = update_of(config, CORES, gmis, num_env)
+        if isinstance(update, Fault):
+            continue
+        chosen = resolved(config, gmi_per_gpu=gmis, num_env=num_env)
+        changes = {"horizon": update.horizon, **dict(update.changes)}
+        algorithm = chosen.algorithm.model_copy(update=changes)
+        assert check(chosen.model_copy(update={"algorithm": algorithm}), CORES) == []
