@@ -38,6 +38,7 @@ from gmi_drl.placement.config.algorithms.replay import ReplayConfig
 from gmi_drl.placement.resolve import shape_of, simplest
 from gmi_drl.selector.record.results import PLAIN, PLAIN_ON_GPU
 
+from .candidate import Candidate
 from .efficiency import Prediction
 
 # How much larger than the config's own an update may be where the horizon follows, and what of that
@@ -223,8 +224,8 @@ def _minibatch(config: Config, topology: Topology) -> float:
     return samples / settings.minibatches if isinstance(settings, ActorCriticConfig) else 1.0
 
 
-def kept_sentence(config: Config, topology: Topology, update: Update) -> str:
-    """Says what becomes of the config's update with this one; "" if nothing."""
+def kept_sentence(config: Config, topology: Topology, update: Update | Candidate) -> str:
+    """Says what becomes of the config's update with this one, or a candidate's; "" if nothing."""
     if config.mode == "serving":
         return ""
     before, settings = own_update(config, topology), config.algorithm

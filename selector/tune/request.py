@@ -17,8 +17,9 @@ from gmi_drl.selector.record import identity
 from gmi_drl.selector.record.record import TuneRecord, read, record_path, records
 
 from .candidate import Candidate, shape_text
+from .keep import kept_sentence
 from .noise import TunedNoise, noise_of_run
-from .space import change_sentence, config_of
+from .space import config_of
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def answered(request: TuneRequest, record: TuneRecord) -> tuple[Config, list[str
 
 def changes_of(request: TuneRequest, winner: Candidate, steps_factor: float) -> list[str]:
     """Says what becomes of an update with the choice, and of how long a run is."""
-    parts = [change_sentence(request.config, request.topology, winner)]
+    parts = [kept_sentence(request.config, request.topology, winner)]
     if steps_factor != 1.0:
         steps = request.config.run.total_steps
         parts.append(

@@ -36,8 +36,6 @@ from gmi_drl.placement.templates import Roles
 from .candidate import Candidate, DeviceSplit, Space
 from .keep import (
     SAME,
-    Update,
-    kept_sentence,
     least_gmis,
     least_horizon,
     may_grow,
@@ -158,12 +156,6 @@ def own_of(config: Config, space: Space) -> Candidate | None:
 def layout_text(config: Config, candidate: Candidate, topology: Topology) -> str:
     """Returns the layout file of a candidate with `percents`, as YAML."""
     return to_yaml(_layout_with_percents(config, candidate, topology))
-
-
-def change_sentence(config: Config, topology: Topology, candidate: Candidate) -> str:
-    """Says what becomes of the config's update with this candidate; "" if nothing."""
-    update = Update(candidate.horizon, candidate.samples, candidate.changes)
-    return kept_sentence(config, topology, update)
 
 
 def _fault_of_count(config: Config, row: DeviceSplit, fault: Fault) -> Fault:

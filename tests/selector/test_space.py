@@ -12,8 +12,8 @@ from gmi_drl.placement import (
     load_config,
 )
 from gmi_drl.selector.tune.candidate import DeviceSplit
+from gmi_drl.selector.tune.keep import kept_sentence
 from gmi_drl.selector.tune.space import (
-    change_sentence,
     config_of,
     layout_text,
     own_of,
@@ -246,19 +246,19 @@ def test_an_update_is_no_larger_than_a_twentieth_of_the_run():
 def test_an_update_that_changes_is_said_with_both_numbers():
     config, machine = config_with(env={"num_env": 64}), on_cores(2)
     chosen = next(c for c in every(space_of(config, machine)[0]) if c.samples == 32_768)
-    assert change_sentence(config, machine, chosen) == (
+    assert kept_sentence(config, machine, chosen) == (
         "an update takes 32,768 steps instead of 1,024, which may slow learning down (tune.keep: "
         "update keeps it)"
     )
-    auto = change_sentence(config_with(**AUTO), machine, chosen)
+    auto = kept_sentence(config_with(**AUTO), machine, chosen)
     assert "instead of 1,024 (num_env 64, 1 GMI on each device)" in auto
     kept = config_with(tune={"keep": "update", "batch": 1024}, algorithm={"horizon": 64})
     chosen = next(c for c in every(space_of(kept, machine)[0]) if c.horizon == 32)
-    assert change_sentence(kept, machine, chosen) == (
+    assert kept_sentence(kept, machine, chosen) == (
         "an update stays 1,024 steps: horizon 32 instead of 64"
     )
     same = next(c for c in every(space_of(config, machine)[0]) if c.samples == 1024)
-    assert change_sentence(config, machine, same) == ""
+    assert kept_sentence(config, machine, same) == ""
 
 
 def test_no_room_for_the_fewest_gmis_is_a_fault_that_says_so():
