@@ -153,3 +153,10 @@ class EvaluatorLate(RoleError):
 
 class SampleLost(RoleError):
     """An evaluator was killed after it had sampled, and has nothing to differentiate."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    def __str__(self) -> str:
+        return f"evaluator {self.number} was killed, and what it had sampled is lost"

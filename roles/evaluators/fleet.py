@@ -58,13 +58,22 @@ class Fleet:
             return self._answers.popleft()
         ready, _ = runtime.wait(list(self._refs), timeout=self.timeout.total_seconds())
         if not ready:
-            late = ", ".join(map(str, sorted(self._refs.values())))
+            numbers = sorted(self._refs.values())
+            late, told = ", ".join(map(str, numbers)), "".join(map(self.last_death, numbers))
             raise EvaluatorLate(
                 f"timed out after {self.timeout.total_seconds():g} s: evaluator {late} has not "
-                "answered. If it only takes longer, raise `timeout`."
+                f"answered. If it only takes longer, raise `timeout`.{told}"
             )
         number = self._refs.pop(ready[0])
         return number, runtime.get(ready[0])
+
+    def last_death(self, number: int) -> str:
+        """Returns how evaluator `number` ended before it was last restarted; "" if it never was."""
+        evaluator = self._evaluators[number]
+        deaths = [] if isinstance(evaluator, Evaluator) else runtime.deaths(evaluator)
+        if not deaths:
+            return ""
+        return f"\nRestarts of evaluator {number}: {len(deaths)}, the last one as {deaths[-1]}"
 
     def put(self, value: Any) -> Any:
         """Returns what stands for `value` in arguments: a reference, where that spares copies."""

@@ -290,7 +290,7 @@ class Evaluator:
     def _sampled_moments(self) -> Tensor:
         """Returns the moments of what was sampled; SampleLost if that was by a process before."""
         if self._moments is None:
-            raise SampleLost(f"evaluator {self._rank} was killed, and what it had sampled is lost")
+            raise SampleLost(self._rank)
         return self._moments
 
     def _collect(self, weights: Weights, steps: int) -> None:

@@ -434,6 +434,23 @@ def test_samples_of_a_round_that_lost_one_are_dropped_once_each(monkeypatch):
     optimizer.close()
 
 
+class DiesAsItDifferentiates(rl.Evaluator):
+    def minibatch(self, weights):
+        if self._rank == 1 and self._moments is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().minibatch(weights)
+
+
+def test_an_evaluator_that_dies_in_every_round_ends_them(actors):
+    its = {"env": "CartPole-v1", "algorithm": rl.A2C, "num_env": 4, "settings": SETTINGS}
+    optimizer = rl.AllReduce(rl.A2C, [DiesAsItDifferentiates.remote(**its) for _ in range(2)])
+    told = r"(?s)5 rounds in a row .* evaluator 1\..*Restarts of evaluator 1: 5, .* SIGKILL"
+    with pytest.raises(RoleError, match=told):
+        optimizer.step()
+    assert optimizer.updates == 0
+    optimizer.close()
+
+
 def test_a_file_is_written_whole_or_leaves_nothing_and_another_file_is_refused(
     tmp_path, monkeypatch
 ):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gmi_drl.roles.algorithms.algorithm import Algorithm
-from gmi_drl.roles.errors import SampleLost
+from gmi_drl.roles.errors import RoleError, SampleLost
 from gmi_drl.roles.evaluators.graph import tensor_of
 from gmi_drl.roles.evaluators.standalone import Gradient
 from gmi_drl.roles.optimizers.in_flight import InFlight
@@ -18,6 +18,8 @@ from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.samples.episodes import Seen
 
 from .base import Learning
+
+_MOST_LOST_ROUNDS: Final = 5  # in a row, before it is taken that the next ones would be lost too
 
 
 class AllReduce(Learning):
@@ -37,13 +39,19 @@ class AllReduce(Learning):
         self._learn_by(Learner(self.graph.algorithm, torch.Generator()))
 
     def step(self) -> dict[str, Any]:
-        while True:
+        for _ in range(_MOST_LOST_ROUNDS):
             try:
                 return self._sampled_and_trained()
-            except SampleLost:  # its evaluator has died since; the round is begun anew
+            except SampleLost as error:  # its evaluator has died since; the round is begun anew
                 # Those who have not answered are counted when they do.
                 late = [number for number in self.fleet.busy if self._asked[number] == self._round]
                 self.dropped += self.fleet.size - self._drop - len(late)
+                number = error.number
+        raise RoleError(
+            f"{_MOST_LOST_ROUNDS} rounds in a row were lost as an evaluator was killed in each, "
+            f"the last time evaluator {number}. Mend what kills it."
+            f"{self.fleet.last_death(number)}"
+        )
 
     def _sampled_and_trained(self) -> dict[str, Any]:
         settings, algorithm, fleet = self._settings, self.graph.algorithm, self.fleet
