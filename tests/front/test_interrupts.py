@@ -18,6 +18,7 @@ import fake_nvml
 from gmi_drl.gmi import discover
 from gmi_drl.launcher import interrupts
 from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interrupt
+from gmi_drl.report.run_list import list_runs
 
 BODY = Path(__file__).parents[1] / "bodies_interrupted.py"
 
@@ -67,6 +68,8 @@ def test_a_launcher_that_has_just_begun_gives_everything_back(
         process.communicate()
     assert fake_gpus.mps_pids() == []
     assert not list(Path(os.environ["XDG_RUNTIME_DIR"]).glob("gmi-lease-*"))
+    (run,) = list_runs(tmp_path / "runs")
+    assert run.state == "stopped"
 
 
 def raised(numbers):

@@ -26,6 +26,7 @@ from gmi_drl.placement import Config, Layout
 from gmi_drl.placement.config.yaml_text import write_yaml
 from gmi_drl.runtime import shared_lock
 from gmi_drl.runtime.cache_files import replace_file
+from gmi_drl.runtime.errors import truncate
 from gmi_drl.runtime.gcs.database import set_aside
 
 METRICS: Final = "metrics.jsonl"
@@ -69,8 +70,8 @@ class RunFolder:
                 folder.write_atomic(LAYOUT, text)
             folder.write_config(config)
             folder.write_atomic("layout.json", layout.to_json())
-            fields = {"env": config.env.id, "seed": config.run.seed}
-            fields["config_folder"] = str(import_path)
+            fields = {"env": config.env.id, "seed": config.run.seed, "state": "running"}
+            fields |= {"config_folder": str(import_path), "started": time.time()}
             folder.write_atomic("run.json", json.dumps(fields))
         except OSError as error:
             rule = f"{base} cannot be written ({error.strerror})"
@@ -341,6 +342,14 @@ def keep_gcs_in(path: Path) -> bool:
         warnings.warn(f"{path.parent}: who ran what is not kept ({error})", stacklevel=3)
         return False
     return True
+
+
+def outcome_of(error: BaseException) -> dict[str, Any]:
+    """Returns what run.json says of a run that `error` has ended."""
+    outcome = {"state": "failed", "finished": time.time(), "error": truncate(str(error))}
+    if isinstance(error, KeyboardInterrupt):
+        outcome |= {"state": "stopped", "error": "ended before it could finish"}
+    return outcome
 
 
 def note_end(folder: RunFolder, **changes: Any) -> None:

@@ -21,6 +21,7 @@ from gmi_drl.launcher.folder.run_folder import (
     RunFolder,
     RunFolderError,
     keep_gcs_in,
+    outcome_of,
     resume_command,
 )
 from gmi_drl.launcher.hosts.stores import merged_stores
@@ -31,7 +32,6 @@ from gmi_drl.launcher.watch.watch import PromiseOf, Watch, is_comparable
 from gmi_drl.placement import Config
 from gmi_drl.roles.loading import importable
 from gmi_drl.roles.role.job import Job
-from gmi_drl.runtime.errors import truncate
 
 from .jobs import Follow, Resolve, new_job, resumed_job
 from .preload import preload_of
@@ -141,16 +141,13 @@ def _run(
         end = run.train()
         result = result_of(run.job, folder, end, run.last, run.restarts)
     except BaseException as error:
-        state, reason = "failed", truncate(str(error))
-        if isinstance(error, KeyboardInterrupt):
-            state, reason = "stopped", "ended before it could finish"
+        outcome = outcome_of(error)
         with suppress(OSError, RunFolderError):  # a full disk must not hide what went wrong
-            outcome = {"state": state, "finished": time.time(), "error": reason}
             folder.update(**outcome, **summary_of(run.last), **memory_held(run.job))
         with suppress(CallbackError):
-            run.callbacks.end(EndedRun(state, reason))
+            run.callbacks.end(EndedRun(outcome["state"], outcome["error"]))
         # The same resume again would be refused again.
-        refused = job.resume is not None and not run.last and state == "failed"
+        refused = job.resume is not None and not run.last and outcome["state"] == "failed"
         if (command := resume_command(folder.path)) and not refused:
             error.add_note(f"to go on: {command}")
         raise
