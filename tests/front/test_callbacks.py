@@ -126,6 +126,29 @@ def test_ctrl_c_at_the_end_interrupts_one_callback_and_the_others_hear_of_it(con
     assert notes.told == ["finished"]
 
 
+def test_ctrl_c_counts_although_a_callback_before_has_failed(config):
+    class Interrupted:
+        def on_checkpoint(self, path):
+            raise KeyboardInterrupt
+
+        on_end = on_checkpoint
+
+    class Fails(Interrupted):
+        def on_checkpoint(self, path):
+            raise ValueError("not today")
+
+        on_end = on_checkpoint
+
+    fatal, lines = load_config(config, ["run.callback_errors=fail"]), []
+    callbacks = Callbacks([Fails(), Interrupted()], config.parent, fatal)
+    callbacks.show_on(lines.append)
+    with pytest.raises(KeyboardInterrupt):
+        callbacks.show({"kind": "checkpoint", "path": "iteration_000002"})
+    with pytest.raises(KeyboardInterrupt):
+        callbacks.end(EndedRun("failed"))
+    assert "Fails.on_checkpoint raised ValueError: not today (run.callback_errors=" in lines[0]
+
+
 def test_any_of_the_methods_is_enough(config, warm):
     class Ends:
         def on_end(self, end):
@@ -273,6 +296,7 @@ def test_a_run_goes_on_with_modules_that_have_been_moved(config, warm, mine, tmp
         launch(None, overrides=more, resume=folder)
     launch(None, overrides=more, resume=folder, import_path=moved)
     assert mine.read_text().split() == ["10", "20", "30", "40", "50"]
+    assert state_of(folder)["config_folder"] == str(moved)  # where they are found from now on
 
 
 @pytest.mark.parametrize(

@@ -104,15 +104,22 @@ class Callbacks:
                 self._call(index, "on_iteration", metrics["iteration"], metrics)
 
     def _all(self, event: str, *args: object) -> None:
-        """Calls all callbacks; raises Ctrl-C, or the first fatal failure, after the last call."""
-        first: CallbackError | KeyboardInterrupt | None = None
+        """Calls all callbacks; then raises Ctrl-C, or else the first fatal failure."""
+        failure: CallbackError | None = None
+        interrupt: KeyboardInterrupt | None = None
         for index, _ in enumerate(self._callbacks):
             try:
                 self._call(index, event, *args)
-            except (CallbackError, KeyboardInterrupt) as error:
-                first = first or error
-        if first is not None:
-            raise first
+            except CallbackError as error:
+                failure = failure or error
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:  # which may end more than this run
+            if failure is not None:
+                self.say(str(failure))
+            raise interrupt
+        if failure is not None:
+            raise failure
 
     def _call(self, index: int, event: str, *args: object) -> bool:
         """Calls a callback that has the method and has not failed too often; False if it raises."""

@@ -13,7 +13,12 @@ from gmi_drl import runtime
 from gmi_drl.comm import create_group
 from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.launcher.callbacks.loading import logger_faults
-from gmi_drl.launcher.folder.run_folder import RunFolder, lock_of
+from gmi_drl.launcher.folder.run_folder import (
+    RunFolder,
+    RunFolderError,
+    lock_of,
+    outcome_of,
+)
 from gmi_drl.launcher.plan.planning import (
     ask_actor,
     backend_reason,
@@ -107,7 +112,12 @@ def new_job(
     classes = classes_of(resolved, layout, roles)
     folder = RunFolder.create(resolved, layout, import_path)
     locks.enter_context(folder.held())
-    job, job_notes = job_of(layout, resolved, folder, classes, import_path)
+    try:  # it may measure links
+        job, job_notes = job_of(layout, resolved, folder, classes, import_path)
+    except BaseException as error:
+        with suppress(OSError, RunFolderError):  # a full disk must not hide what went wrong
+            folder.update(**outcome_of(error))
+        raise
     return job, [*notes, *job_notes], cluster
 
 
@@ -218,6 +228,7 @@ def resumed_job(
         folder.become(resolved, new_layout)
     else:
         folder.write_config(resolved)
+    folder.update(config_folder=str(import_path))
     layout = new_layout
     classes = classes_of(resolved, layout, roles)
     resume = checkpoint.resolve()
