@@ -32,6 +32,7 @@ UNSURE: Final = 2.0  # candidates whose goodput differs by a smaller factor are 
 _LAST: Final = 2  # of the second round
 _MOVED: Final = 0.1  # of a return: one that rises by less has not moved
 _LEARNED: Final = 0.75  # of the first return: what rises by more has, whatever the first is of
+_ALL_FAILED: Final = "all that raced have failed"
 _OTHER: Final = 1.5  # times the environments of a GMI: fewer are learned with alike
 
 
@@ -62,6 +63,16 @@ class RaceResult:
     why: str
     scores: tuple[RaceScore, ...] = ()
     moved: bool = True  # a return was seen, and one rose
+
+    @property
+    def failed(self) -> frozenset[Candidate]:
+        """Returns the candidates that failed, in whichever round."""
+        return frozenset(score.candidate for score in self.scores if score.text)
+
+    @property
+    def all_failed(self) -> bool:
+        """Tells whether each candidate failed in a round."""
+        return self.failed == {score.candidate for score in self.scores}
 
 
 _scores_of: Final = TypeAdapter(list[RaceScore]).validate_python
@@ -116,13 +127,13 @@ class _Round:
 def race(candidates: Sequence[Candidate], train: Train, seconds: float) -> RaceResult:
     """Trains them with `seconds` for all together; the first stays where returns do not decide.
 
-    If the first has failed, it does not stay.
+    If the first has failed, it does not stay. If all have, there is no winner.
     """
     first_s, scores = seconds / 2 / len(candidates), list[RaceScore]()
     first = _round(candidates, train, first_s, 1, scores)
     running = [candidate for candidate in candidates if candidate not in first.failed]
     if not running:
-        return RaceResult(None, "all that raced have failed", tuple(scores), moved=False)
+        return RaceResult(None, _ALL_FAILED, tuple(scores), moved=False)
     predicted, failed = running[0], ""
     if predicted != candidates[0]:
         failed = "what was predicted to be best has failed in the race, and "
@@ -141,6 +152,8 @@ def race(candidates: Sequence[Candidate], train: Train, seconds: float) -> RaceR
         why = f"{failed}it led the race, with a mean return of {mean:.1f}"
         return RaceResult(predicted, why, tuple(scores))
     second = _round([predicted, ahead], train, seconds / 2 / _LAST, 2, scores)
+    if second.failed == {predicted, ahead}:
+        return _best_of_the_others(running, first, second, scores)
     leading, predicted_mean = second.mean_of(ahead), second.mean_of(predicted)
     if leading is None and predicted in second.failed and ahead not in second.failed:
         why = f"{failed}it led the first round of the race, and in the second the other failed"
@@ -155,6 +168,18 @@ def race(candidates: Sequence[Candidate], train: Train, seconds: float) -> RaceR
         against = f"while what was predicted to be best {shown}"
     why = f"{failed}it led both rounds of the race, with a mean return of {leading:.1f}, {against}"
     return RaceResult(ahead, why, tuple(scores))
+
+
+def _best_of_the_others(
+    running: Sequence[Candidate], first: _Round, second: _Round, scores: Sequence[RaceScore]
+) -> RaceResult:
+    """Returns how a race ended in whose second round both have failed."""
+    seen = [candidate for candidate, _ in first.standing]
+    left = [candidate for candidate in (*seen, *running) if candidate not in second.failed]
+    if not left:
+        return RaceResult(None, _ALL_FAILED, tuple(scores), moved=False)
+    why = "both have failed that raced in the second round, and it was the best of the others"
+    return RaceResult(left[0], why, tuple(scores))
 
 
 def _round(

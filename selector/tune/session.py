@@ -22,7 +22,7 @@ from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.launcher.view.view import ViewName, opened
 from gmi_drl.placement import Config, Topology, TuneConfig, counted
 from gmi_drl.runtime.cache_files import locked, replace_file
-from gmi_drl.selector.errors import TunerBusy
+from gmi_drl.selector.errors import TuneError, TunerBusy
 from gmi_drl.selector.record import identity
 from gmi_drl.selector.record.record import TuneJournal, TuneRecord
 
@@ -175,11 +175,13 @@ def _search_and_race(
         facts["decided_by"] = "prediction"
     if result is not None:
         facts["judged"] = [asdict(score) for score in result.scores]
-        if prediction is not None and not result.moved:
-            prediction = replace(prediction, noise_scale=None)
-            facts.pop("noise", None)
-            facts |= {"prediction": asdict(prediction), "decided_by": "rule"}
-            chosen = _choose_by_rule(
+        if result.all_failed or (prediction is not None and not result.moved):
+            if prediction is not None:
+                prediction = replace(prediction, noise_scale=None)
+                facts.pop("noise", None)
+                facts["prediction"] = asdict(prediction)
+            facts["decided_by"] = "rule"
+            chosen = choose_by_rule(
                 journal.record, prediction, chosen, own_of(config, space), result
             )
         elif result.winner is not None:
@@ -220,29 +222,31 @@ def _race_time(tune: TuneConfig) -> tuple[float, str]:
     )
 
 
-def _choose_by_rule(
-    record: TuneRecord, prediction: Prediction, chosen: Chosen, own: Candidate | None,
+def choose_by_rule(
+    record: TuneRecord, prediction: Prediction | None, chosen: Chosen, own: Candidate | None,
     raced: race.RaceResult,
 ) -> Chosen:  # fmt: skip
     """Chooses by `tune.keep` alone, as no return has moved: none has shown that it learns.
 
     It takes the candidate with the most goodput among those that keep an update, or the config as
-    given where noise does not tell the two apart.
+    given where noise does not tell the two apart. TuneError where all have failed in the race.
     """
     results = replace(record.results(), prediction=prediction)
     worth = {result.candidate: results.worth(result) for result in results.all}
-    failed = {score.candidate for score in raced.scores if score.text}
-    ran = [c for c in usable(worth, results.failures) if c not in failed]
+    ran = [c for c in usable(worth, results.failures) if c not in raced.failed]
     ran = [c for c in ran if not c.row.grown] or ran
     if not ran:
-        return chosen
+        texts = dict.fromkeys(score.text for score in raced.scores if score.text)
+        raise TuneError(
+            f"all that trained long enough to be measured failed when they trained for longer: "
+            f"{'; '.join(texts)}. Mend that, and tune again."
+        )
     ranked = sorted(ran, key=lambda c: worth[c].steps_per_s, reverse=True)
     if own in ran and not differ_significantly(worth[own], worth[ranked[0]]):
         ranked = [own, *(c for c in ranked if c != own)]
     runner_up = ranked[1] if ranked[1:] else None
-    why = (
-        "no return moved while they raced, and of those that keep an update it has the most goodput"
-    )
+    why = raced.why if raced.all_failed else "no return moved while they raced"
+    why += ", and of those that keep an update it has the most goodput"
     return replace(chosen, winner=ranked[0], runner_up=runner_up, why=why)
 
 

@@ -5,8 +5,9 @@ from dataclasses import asdict
 
 import pytest
 
+from gmi_drl.selector.errors import TuneError
 from gmi_drl.selector.record.record import TuneJournal, read
-from gmi_drl.selector.tune.candidate import Candidate, Chosen, DeviceSplit, Failed
+from gmi_drl.selector.tune.candidate import Ask, Candidate, Chosen, DeviceSplit, Failed, Measured
 from gmi_drl.selector.tune.race import (
     RaceScore,
     TrainingCurve,
@@ -17,6 +18,7 @@ from gmi_drl.selector.tune.race import (
     race,
     scores_of,
 )
+from gmi_drl.selector.tune.session import choose_by_rule
 
 
 def candidate(num_env, count=1):
@@ -212,6 +214,35 @@ def test_what_fails_in_a_race_is_not_chosen():
     )  # fmt: skip
     found = race(TWO, Trainer({64: dead, 32: dead}), 40.0)
     assert (found.winner, found.why) == (None, "all that raced have failed")
+
+
+def test_where_both_fail_in_the_second_round_the_best_of_the_others_is_chosen():
+    dead = Failed("memory", "none left")
+    rates = {"a_64": 1.0, "a_32": 2.0, "b_64": dead, "b_32": dead}
+    found = race(TWO, by_round(**rates), 40.0)
+    assert (found.winner, found.why, found.moved) == (None, "all that raced have failed", False)
+    assert found.all_failed
+    four = [*TWO, candidate(8), candidate(4)]
+    found = race(four, by_round(**rates, a_8=0.2, a_4=0.5), 80.0)
+    assert found.winner == candidate(4)
+    assert found.why == (
+        "both have failed that raced in the second round, and it was the best of the others"
+    )
+
+
+def test_what_did_not_race_is_chosen_where_all_that_did_have_failed(tmp_path):
+    journal, _ = TuneJournal.open(tmp_path / "r.jsonl", {}, anew=False)
+    raced = race(TWO, Trainer(dict.fromkeys((64, 32), Failed("memory", "none left"))), 40.0)
+    chosen = Chosen(TWO[0], TWO[1], (), True)
+    measured = Measured(1e4, 0.01, 9, 1.5, {}, 1 << 30, None, 0.1, 1.9)
+    for one in TWO:
+        journal.profiled(Ask(one, 1.5), measured, 2.0)
+    with pytest.raises(TuneError, match="when they trained for longer: none left"):
+        choose_by_rule(journal.record, None, chosen, None, raced)
+    journal.profiled(Ask(candidate(8), 1.5), measured, 2.0)
+    found = choose_by_rule(journal.record, None, chosen, None, raced)
+    assert found.winner == candidate(8)
+    assert found.why.startswith("all that raced have failed, and of those")
 
 
 def test_what_was_raced_is_recalled_for_the_same_round_and_time(tmp_path):
