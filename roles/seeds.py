@@ -18,13 +18,19 @@ LOSSES: Final = 7  # of the noise of losses that give first priorities
 OTHERS: Final = 14  # of torch's own generator, from which code of the user's may draw
 
 
-def seed_of(run: int, number: int, stream: int, lives: int = 0, resumed: int = 0) -> int:
+def seed_of(
+    run: int, number: int, stream: int, lives: int = 0, resumed: int = 0, copy: int = 0
+) -> int:
     """Returns the seed of a stream of the GMI or evaluator with this number, of a run's seed.
 
     One that was restarted has other seeds than in its `lives` before, and one of a run that goes on
     from the checkpoint of iteration `resumed` others than before: it shall not see the same again.
+    Nor shall one that goes on from several others' checkpoints, which may be of one iteration: see
+    `Pause.copy`.
     """
-    later = (lives, resumed) if resumed else (lives,) if lives else ()
+    later = [lives, resumed, copy]
+    while later and not later[-1]:
+        later.pop()
     entropy = (run, number, stream, *later)
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 

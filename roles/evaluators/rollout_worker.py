@@ -153,7 +153,7 @@ class RolloutLoop:
         self._send_s = 0.0
         self._trained_steps = TrainedSteps(self._mgr)
         context = self._mgr.context
-        if not context.replaced and not context.is_copy:  # else it has other episodes
+        if not context.replaced and not context.copy:  # else it has other episodes
             self._resume()
 
     def _make_codec(self, num_env: int) -> None:

@@ -77,7 +77,7 @@ class GmiHost:
         from gmi_drl.comm import Mailbox, solo_group
         from gmi_drl.roles.algorithms import with_settings
         from gmi_drl.roles.policies.trunk import set_matmul_precision
-        from gmi_drl.roles.seeds import OTHERS, seed_of
+        from gmi_drl.roles.seeds import OTHERS
         from gmi_drl.roles.state.checkpoint import iteration_of
 
         from .manager import GMI_manager, GmiContext
@@ -110,9 +110,7 @@ class GmiHost:
         GMI_manager.bind(context)
         torch.use_deterministic_algorithms(config.run.deterministic)
         set_matmul_precision(config.algorithm.precision, context.device)
-        torch.manual_seed(
-            seed_of(config.run.seed, self._gmi_id, OTHERS, context.replaced, context.resumed)
-        )
+        torch.manual_seed(GMI_manager.add_GMI(self._gmi_id).seed(OTHERS))
         exits = False
         try:
             memory.bound()

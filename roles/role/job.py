@@ -51,13 +51,14 @@ class Wires:
 class Pause:
     """The part of a training that ends at `steps`, or a little above, always with a checkpoint.
 
-    `learning_rate` is that to go on with, instead of the checkpoint's, if it is resumed. `is_copy`:
-    the checkpoint is of another training, which goes on as well; this one draws other numbers.
+    `learning_rate` is that to go on with, instead of the checkpoint's, if it is resumed. `copy`: 0;
+    or the number of this part, where the checkpoint is of another training, which goes on as well:
+    this one draws numbers of its own.
     """
 
     steps: int
     learning_rate: float | None
-    is_copy: bool = False
+    copy: int = 0
 
 
 @dataclass(frozen=True)

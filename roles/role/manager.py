@@ -83,9 +83,9 @@ class GmiContext:
         return self.of_group or _solo_group()
 
     @property
-    def is_copy(self) -> bool:
-        """Tells whether it goes on from the checkpoint of another training, which goes on too."""
-        return self.pause is not None and self.pause.is_copy
+    def copy(self) -> int:
+        """Returns 0, or a number where it goes on from the checkpoint of another training."""
+        return 0 if self.pause is None else self.pause.copy
 
     @property
     def replaced(self) -> int:
@@ -338,8 +338,8 @@ class GMI_manager:
         """
         identity = self.GMI_id if number is None else number
         context = self.context
-        resumed = 0 if stream == EVALUATION else context.resumed
-        return seed_of(self.config.run.seed, identity, stream, context.replaced, resumed)
+        resumed, copy = (0, 0) if stream == EVALUATION else (context.resumed, context.copy)
+        return seed_of(self.config.run.seed, identity, stream, context.replaced, resumed, copy)
 
     @property
     def timeout(self) -> timedelta:

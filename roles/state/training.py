@@ -417,7 +417,7 @@ class Training:
         else:
             if gmi_id not in new_gmis:
                 own_state = saved.load(f"gmi{gmi_id}")
-                if self._mgr.context.is_copy and newest is None:
+                if self._mgr.context.copy and newest is None:
                     # Else it would explore as the other one does. What a replay has is no draw.
                     replay_state = {k: own_state[k] for k in ("replay",) if k in own_state}
                     own_state = self._optimizer.own_state() | replay_state

@@ -160,7 +160,7 @@ class TrialRunner:
             resume=None if start is None else self.folder.path / str(start["checkpoint"]),
             learning_rate=run.values[_RATE] if is_new else None,
             session=f"{self.folder.path.name}/{run.trial}/{run.number}",
-            is_copy=run.start is not None and run.start[0] != run.trial,
+            copy=run.number if run.start is not None and run.start[0] != run.trial else 0,
         )  # fmt: skip
         self._running[gmis] = _Running(run, time.monotonic())
         gmis.begin(job)

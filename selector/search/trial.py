@@ -57,7 +57,7 @@ class TrialJob:
     session: str  # names the run among those that write checkpoints
     sockets: Path  # a private folder (0700) with a short path
     role_folder: Path | None  # where role modules lie: beside the config file
-    is_copy: bool = False  # the checkpoint is another trial's, which goes on as well
+    copy: int = 0  # the run's number, if the checkpoint is another trial's, which goes on as well
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class TrialGmis:
             resume=job.resume, sockets=self._sockets,
         )  # fmt: skip
         # The search's folder has a lock of its own.
-        pause = Pause(job.steps, job.learning_rate, job.is_copy)
+        pause = Pause(job.steps, job.learning_rate, job.copy)
         gmi_job = replace(gmi_job, lock=None, session=job.session, pause=pause)
         arguments = {g.gmi_id: (gmi_job.of_gmi(g.gmi_id), job.name) for g in job.layout.gmis}
         if self._gang is not None and self._gang.layout == job.layout:

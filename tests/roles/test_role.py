@@ -15,6 +15,8 @@ from gmi_drl.roles.algorithms import with_settings
 from gmi_drl.roles.envs import EnvSpecError
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.role import manager
+from gmi_drl.roles.role.job import Pause
+from gmi_drl.roles.seeds import DRAWS, EVALUATION
 
 GOOD = """
 import gmi_drl
@@ -104,11 +106,23 @@ def test_a_message_that_is_not_waited_for_is_not():
     assert mgr.recv(0, timeout=timedelta(0)) == timedelta(0)
 
 
+def test_a_training_draws_other_numbers_from_each_copy_that_it_goes_on_from():
+    layout = tcg_ex(Topology.from_cores([0]), 1, 8)
+    config = load_config({"version": 1, "env": {"id": "CartPole-v1", "num_env": 8}})
+    # Two checkpoints of iteration 4, as of trainings whose horizons are not the same.
+    first, second = (
+        GMI_manager(0, manager.GmiContext(0, layout, config, resumed=4, pause=Pause(9, None, n)))
+        for n in (1, 4)
+    )
+    assert first.seed(DRAWS) != second.seed(DRAWS)
+    assert first.seed(EVALUATION) == second.seed(EVALUATION)
+
+
 def test_no_environments_are_refused_and_not_taken_for_all_of_them():
     config = load_config({"version": 1, "env": {"id": "CartPole-v1", "num_env": 8}})
     spec = SimpleNamespace(num_env=8, cores=(0,), roles=("simulator", "agent"))
     context = SimpleNamespace(
-        spec=spec, config=config, device=torch.device("cpu"), replaced=0, resumed=0
+        spec=spec, config=config, device=torch.device("cpu"), replaced=0, resumed=0, copy=0
     )
     mgr = GMI_manager(0, context)
     for num_env, made in ((None, 8), (3, 3)):
@@ -145,6 +159,7 @@ def test_environments_that_are_compiled_are_first_made_by_one_gmi(tmp_path, monk
         device=torch.device("cpu"),
         replaced=0,
         resumed=0,
+        copy=0,
         private=tmp_path,
     )
     GMI_manager(0, context).make_env().close()
