@@ -96,6 +96,7 @@ class ByPolicy(Algorithm):
         total: Tensor | None = None
         stats: dict[str, Tensor] = {}
         groups: list[str] = []
+        takes_all = True
         places = self.policy.rows(len(batch.rows))
         parts = zip(self.algorithms.items(), places, layouts, self._weights, strict=True)
         for (name, algorithm), rows, layout, weight in parts:
@@ -105,16 +106,17 @@ class ByPolicy(Algorithm):
             losses = checked(algorithm, algorithm.losses(part))
             total = losses.total * weight if total is None else total + losses.total * weight
             stats |= {f"{name}/{key}": losses.stats[key] * weight for key in self._stat_names}
-            own_groups = losses.groups
-            groups += (
-                self._rates[name] if own_groups is None else [f"{name}.{p}" for p in own_groups]
-            )
+            if losses.groups is None:
+                groups += self._rates[name]
+            else:
+                takes_all = False
+                groups += [f"{name}.{part}" for part in losses.groups]
         assert total is not None
         num_learning = (1.0 - self._idle).sum().clamp(min=1.0)
         for key in self._stat_names:
             values = torch.stack([stats[f"{name}/{key}"] for name in self.algorithms])
             stats[key] = values.sum() / num_learning
-        return Losses(total, stats, groups=tuple(groups))
+        return Losses(total, stats, groups=None if takes_all else tuple(groups))
 
     def measure(self, batch: Batch, out: Tensor) -> None:
         for algorithm, part, place in self._each(batch):

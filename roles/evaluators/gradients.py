@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gmi_drl.roles.algorithms.algorithm import Algorithm, checked
+from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.optimizers import is_sharded
 from gmi_drl.roles.policies.flat_parameters import FlatParameters, Piece, PublishedPolicy
 from gmi_drl.roles.policies.normalize import Normalizers
@@ -64,6 +65,12 @@ class GradientMaker:
         """Writes `gradient`, of the loss of a minibatch; returns the values of `stats`."""
         algorithm = self._algorithm
         losses = checked(algorithm, algorithm.losses(minibatch))
+        if losses.groups is not None:
+            raise RoleError(
+                f"{type(algorithm).__name__}.losses gave groups={losses.groups}; all groups take a "
+                "step down a gradient that is made where experience is. Leave groups out, or use "
+                "optimizer all_reduce; from Python rl.Local."
+            )
         self._parameters.differentiate(losses.total)
         return torch.stack([losses.stats[name].detach() for name in algorithm.stats])
 

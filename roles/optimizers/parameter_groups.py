@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.errors import CheckpointError, RoleError
 from gmi_drl.roles.policies.flat_parameters import FlatParameters, ParameterGroup
 
@@ -27,16 +29,22 @@ class GroupedDescent:
     ) -> None:
         """`rates`: the learning rate of each group, by the name of a part of the network.
 
-        `idle`: see `Algorithm.idle`. RoleError unless each parameter is in one of the groups.
+        `idle`: see `Algorithm.idle`. RoleError unless each parameter is in one of the groups, and
+        their rates are more than 0.
         """
         self._rates, self._base = rates, settings.learning_rate
-        self._groups = {name: ParameterGroup(parameters, name) for name in rates}
-        if ungrouped := parameters.outside(rates):
+        if fault := parameters.group_fault(rates):
             raise RoleError(
-                f"the parameters {', '.join(ungrouped)} are in none of the groups "
-                f"{', '.join(rates)}. Name a group for each part of the network in the algorithm's "
+                f"{fault}. Name a group for each part of the network in the algorithm's "
                 "`learning_rates`."
             )
+        for name, rate in rates.items():
+            if not 0.0 < rate < math.inf:
+                raise RoleError(
+                    f"learning_rates[{name!r}]={rate}; must be more than 0. For parameters that "
+                    "stay as they are use requires_grad_(False)."
+                )
+        self._groups = {name: ParameterGroup(parameters, name) for name in rates}
         self._descents = {
             name: Descent(group, settings.model_copy(update={"learning_rate": rates[name]}), static)
             for name, group in self._groups.items()
@@ -102,3 +110,13 @@ class GroupedDescent:
         for name, descent in self._descents.items():
             descent.load_state_dict(state[name])
             descent.learning_rate *= self._share(name) / state[name]["share"]
+
+
+def check_one_group(algorithm: Algorithm) -> None:
+    """Raises RoleError for an algorithm with parameter groups, where parameters lie in pieces."""
+    if rates := algorithm.learning_rates:
+        raise RoleError(
+            f"{type(algorithm).__name__} has learning_rates of {', '.join(rates)}; a parameter "
+            "server cuts parameters into pieces of one rate. Leave them out, or use optimizer "
+            "async_gradients; from Python rl.AsyncGradients."
+        )

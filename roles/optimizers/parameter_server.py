@@ -21,6 +21,7 @@ from gmi_drl.roles.policies.flat_parameters import Piece
 
 from .async_gradients import AsyncGradientRounds
 from .descent import Descent, Stepper
+from .parameter_groups import check_one_group
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
@@ -36,6 +37,7 @@ class ParameterServerRounds(AsyncGradientRounds):
     """Holds one piece of the parameters, and takes its steps."""
 
     def __init__(self, role: ActingRole) -> None:
+        check_one_group(role.algorithm)
         super().__init__(role)
         group, settings = role.mgr.context.group, role.algorithm.settings
         if settings.followed_kl is not None:

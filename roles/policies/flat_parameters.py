@@ -6,7 +6,8 @@ with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
 
 import torch
@@ -113,13 +114,21 @@ class FlatParameters(_SideBySide):
     def of_group(self, name: str) -> slice:
         """Returns the indices of the parameters of part `name` of the module, side by side."""
         indices = [i for i, parameter in enumerate(self.names) if _is_within(parameter, name)]
-        if not indices or indices != list(range(indices[0], indices[-1] + 1)):
-            raise ValueError(f"no parameters of {name!r}, or others between them")
+        assert indices == list(range(indices[0], indices[-1] + 1)), "names are sorted"
         return slice(indices[0], indices[-1] + 1)
 
-    def outside(self, names: Iterable[str]) -> list[str]:
-        """Returns the names of parameters that are in none of these parts."""
-        return [name for name in self.names if not any(_is_within(name, part) for part in names)]
+    def group_fault(self, groups: Collection[str]) -> str:
+        """Says why these parts of the module are no groups; "" if each parameter is in one."""
+        parts = [[part for part in groups if _is_within(name, part)] for name in self.names]
+        if ungrouped := [name for name, own in zip(self.names, parts, strict=True) if not own]:
+            return (
+                f"the parameters {', '.join(ungrouped)} are in none of the groups "
+                f"{', '.join(groups)}"
+            )
+        if shared := [name for name, own in zip(self.names, parts, strict=True) if len(own) > 1]:
+            return f"the parameters {', '.join(shared)} are in several of {', '.join(groups)}"
+        unknown = set(groups).difference(itertools.chain(*parts))
+        return f"the network has no parameters of {', '.join(sorted(unknown))}" if unknown else ""
 
 
 def _is_within(parameter: str, part: str) -> bool:

@@ -25,6 +25,7 @@ from gmi_drl.roles.algorithms.sac import SAC
 from gmi_drl.roles.algorithms.td3 import TD3
 from gmi_drl.roles.envs import EnvSpecError
 from gmi_drl.roles.errors import CheckpointError, RoleError
+from gmi_drl.roles.optimizers.parameter_groups import GroupedDescent
 from gmi_drl.roles.policies.flat_parameters import FlatParameters
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.policies.off_policy import (
@@ -261,8 +262,22 @@ def test_a_parameter_without_a_group_is_named():
     made.policy.network.extra = torch.nn.Parameter(torch.zeros(3))
     with pytest.raises(RoleError, match="parameters extra are in none of the groups actor, critic"):
         bodies.connected(made, solo_group())
-    with pytest.raises(ValueError, match="no parameters of 'mind'"):
-        FlatParameters(made.policy.network).of_group("mind")
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ({"trunk": 1e-3}, "parameters head.bias, head.weight are in none of the groups trunk"),
+        ({"trunk": 1e-3, "head": 1e-3, "head.bias": 1e-3}, "parameters head.bias are in several"),
+        ({"trunk": 1e-3, "head": 1e-3, "mind": 1e-3}, "the network has no parameters of mind"),
+        ({"trunk": 0.0, "head": 1e-3}, r"learning_rates\['trunk'\]=0.0; must be more than 0"),
+    ],
+)
+def test_groups_that_are_none_are_told(rates, said):
+    layers = {"trunk": torch.nn.Linear(2, 3), "head": torch.nn.Linear(3, 1)}
+    parameters = FlatParameters(torch.nn.ModuleDict(layers))
+    with pytest.raises(RoleError, match=said):
+        GroupedDescent(parameters, SACConfig(), rates)
 
 
 @pytest.mark.slow

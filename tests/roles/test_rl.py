@@ -1,5 +1,6 @@
 """Optimizers over evaluators from Python: what is learned, whoever samples and differentiates."""
 
+import dataclasses
 import errno
 import os
 import signal
@@ -449,6 +450,46 @@ def test_an_evaluator_that_dies_in_every_round_ends_them(actors):
         optimizer.step()
     assert optimizer.updates == 0
     optimizer.close()
+
+
+def test_an_evaluation_that_comes_too_late_is_left_out(monkeypatch):
+    optimizer = rl.AsyncGradients(rl.A2C, evaluators(rl.A2C, 1))
+
+    def late():
+        raise EvaluatorLate("timed out")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizer.fleet, "first", late)
+        with pytest.raises(EvaluatorLate):
+            optimizer.evaluate(2)
+    assert optimizer.step()["dropped"] == 1
+    optimizer.close()
+
+
+class InParts(rl.A2C):
+    """Has a rate for each part of its network, of which one alone takes steps."""
+
+    @property
+    def learning_rates(self):
+        network = self.policy.network
+        parts = [*dict(network.named_children()), *dict(network.named_parameters(recurse=False))]
+        return dict.fromkeys(parts, self.settings.learning_rate)
+
+    def losses(self, batch):
+        return dataclasses.replace(super().losses(batch), groups=("head",))
+
+
+def test_parameter_groups_are_refused_where_they_cannot_count():
+    optimizer = rl.Local(InParts, evaluators(InParts, 1))
+    trunk = optimizer.graph.policy.network.trunk
+    before = [parameter.detach().clone() for parameter in trunk.parameters()]
+    optimizer.step()
+    assert all(map(torch.equal, trunk.parameters(), before))
+    for make in (rl.AllReduce, rl.AsyncGradients):
+        with pytest.raises(RoleError, match=r"InParts.losses gave groups=\('head',\); all groups"):
+            make(InParts, evaluators(InParts, 1)).step()
+    with pytest.raises(RoleError, match=r"InParts has learning_rates of .* a parameter server"):
+        rl.ParameterServer(InParts, evaluators(InParts, 1, **RAW))
 
 
 def test_a_file_is_written_whole_or_leaves_nothing_and_another_file_is_refused(

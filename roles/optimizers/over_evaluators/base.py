@@ -140,8 +140,11 @@ class EvaluatorOptimizer(ABC):
         while not self._idle():
             self._first()
         self._ask(self._idle()[0], "evaluate", self.graph.acting(), num_env)
-        while (answered := self._first()) is None:
-            pass
+        try:
+            while (answered := self._first()) is None:
+                pass
+        finally:
+            self._round += 1  # what is answered after a timeout is left out
         return dict(answered[1])
 
     def _idle(self) -> list[int]:

@@ -23,6 +23,7 @@ from gmi_drl.roles.evaluators.graph import PolicyGraph, tensor_of
 from gmi_drl.roles.evaluators.standalone import Evaluator
 from gmi_drl.roles.optimizers.descent import Descent
 from gmi_drl.roles.optimizers.in_flight import InFlight
+from gmi_drl.roles.optimizers.parameter_groups import check_one_group
 from gmi_drl.roles.policies import PARAMETER_MULTIPLE
 from gmi_drl.roles.policies.flat_parameters import FlatParameters, Piece
 
@@ -86,6 +87,7 @@ class ParameterServer(EvaluatorOptimizer):
                 "the learning rate follows the KL divergence (schedule='adaptive'), and shards do "
                 "not know it. Give the evaluators settings with schedule='constant'."
             )
+        check_one_group(self.graph.algorithm)
         parameters = self.graph.parameters
         pieces = parameters.numel // PARAMETER_MULTIPLE
         reason = f"as parameters are cut in pieces of {PARAMETER_MULTIPLE}"
