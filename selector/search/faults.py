@@ -39,7 +39,7 @@ from .ranges import Ranges, applied, text_of
 # These must fit each other (minibatches divide the samples of an update), so their values are
 # listed, and all combinations are looked at. Of any other key its own range is all that counts.
 _JOINT: Final = ("env.num_env", "algorithm.horizon", "algorithm.minibatches")
-_BACKENDS: Final = ("auto", "cpu", "direct")  # of a GMI that has its GPU to itself
+_BACKENDS: Final = ("auto", "cpu", "direct", "mig")  # of a GMI that has its GPU to itself
 _MOST_COMBINATIONS: Final = 10_000
 _MOST_DRAWS: Final = 1_000  # trials whose values are looked at before a search
 _LATER: Final = 200  # draws that stand for what members of a population come to
@@ -325,8 +325,6 @@ def placed(topology: Topology, config: Config, parts: int) -> Config:
     changes: dict[str, Any] = {"num_gpus": len(topology.devices)}
     if parts > 1:
         changes |= hardware_of_parts(hardware, topology, parts)
-    elif topology.devices[0].kind == "gpu" and config.layout.gmi_per_gpu == 1:
-        changes["backend"] = "direct"
     return config.model_copy(update={"hardware": hardware.model_copy(update=changes)})
 
 

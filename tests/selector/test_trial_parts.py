@@ -71,6 +71,25 @@ def test_trials_that_share_a_gpu_are_clients_of_its_one_daemon():
     assert dict(os.environ) == before
 
 
+@pytest.mark.parametrize("backend", ["auto", "mig"])
+def test_a_trial_of_a_gpu_in_mig_mode_has_an_instance_as_a_launch_has(monkeypatch, backend):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("gmi_drl.gmi.backends.backend.has_bindings", lambda: True)
+    fake_nvml.install(monkeypatch, *boxes.a30(("2g.12gb", 0)))
+    config = config_of({"backend": backend}, trials_per_device=1)
+    assert placement_faults(config) == []
+    for topology in trial_topologies(config):
+        (gmi,) = layout_of(placed(topology, config, 1), topology).gmis
+        assert (gmi.backend, gmi.mig.profile) == ("mig", "2g.12gb")
+
+
+def test_a_trial_that_has_a_gpu_to_itself_has_no_daemon(two_gpus):
+    config = config_of(trials_per_device=1)
+    for topology in trial_topologies(config):
+        (gmi,) = layout_of(placed(topology, config, 1), topology).gmis
+        assert gmi.backend == "direct"
+
+
 @pytest.mark.usefixtures("two_gpus")
 def test_without_mps_trials_take_turns(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
