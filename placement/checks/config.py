@@ -359,13 +359,16 @@ def _cores(config: Config, topology: Topology) -> Iterator[Fault]:
         return
     per_gpu = config.layout.gmi_per_gpu
     smallest = min(groups, key=lambda group: len(group.cores))
-    if per_gpu > len(smallest.cores):
+    fits, template = len(smallest.cores), config.template
+    remedy = f"Use {fits} or fewer"
+    if fits < template.least_gmis:
+        remedy = f"Template {template.name} has {template.least_gmis} or more: use another one, "
+        remedy += "or more cores (hardware.cores)"
+    if per_gpu > fits:
         yield Fault(
             "layout.gmi_per_gpu", per_gpu,
-            f"device {smallest.index} has {len(smallest.cores)} of the {total} cores, and each GMI "
-            "needs one",
-            f"Use {len(smallest.cores)} or fewer"
-            + (", or lower hardware.num_gpus." if groups[1:] else "."),
+            f"device {smallest.index} has {fits} of the {total} cores, and each GMI needs one",
+            remedy + (", or lower hardware.num_gpus." if groups[1:] else "."),
         )  # fmt: skip
 
 

@@ -271,3 +271,16 @@ def test_where_a_layout_file_is_faulty_nothing_is_said_of_numbers_of_gmis(tmp_pa
     given["layout"] = {"file": str(tmp_path / "layout.yaml")}
     (fault,) = check(load_config(given), cores(2))
     assert "gmis=3; must be a list" in str(fault)
+
+
+@pytest.mark.parametrize(
+    ("topology", "remedy"),
+    [
+        (cores(1), "or more cores (hardware.cores)."),
+        (cores(3, 2), "or more cores (hardware.cores), or lower hardware.num_gpus."),
+    ],
+)
+def test_a_template_that_needs_more_gmis_than_cores_is_not_told_to_have_fewer(topology, remedy):
+    (fault,) = told(topology, "layout.template=tdg_ex")
+    assert fault.startswith("layout.gmi_per_gpu=2; device 0 has 1 of the ")
+    assert fault.endswith(f"Template tdg_ex has 2 or more: use another one, {remedy}")
