@@ -74,6 +74,13 @@ _Dumper.add_representer(
     list,
     lambda dumper, one: dumper.represent_sequence("tag:yaml.org,2002:seq", one, flow_style=True),
 )
+# PyYAML reads a NEL within other quotes as a blank.
+_Dumper.add_representer(
+    str,
+    lambda dumper, one: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", one, style='"' if "\x85" in one else None
+    ),
+)
 
 
 def write_yaml(data: Any) -> str:

@@ -26,6 +26,7 @@ from gmi_drl.placement import (
 from gmi_drl.placement.config.load import with_places
 from gmi_drl.placement.config.schema import keys_of
 from gmi_drl.placement.config.section import hidden_sizes
+from gmi_drl.placement.config.yaml_text import read_yaml, write_yaml
 
 MINIMAL = {"version": 1, "env": {"id": "Ant-v5"}}
 
@@ -650,3 +651,13 @@ def test_a_recurrent_cell_may_be_given_by_its_name_alone():
     config = load_config(MINIMAL, ["algorithm.recurrent=gru"])
     assert config == load_config(MINIMAL, ["algorithm.recurrent={cell: gru, size: 128}"])
     assert "must be one of lstm, gru" in only_fault(MINIMAL, "algorithm.recurrent=rnn")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a\x85b", "\u2028", "1e5", "0x10", "08", "1_000", "yes", "~", "<<", "=", " a", "a: b", "a\nb"],
+)
+def test_text_is_read_as_it_was_written_here_and_by_pyyaml(text):
+    data = {"key": text, text: [text, 1e5]}
+    written = write_yaml(data)
+    assert read_yaml(written, "a file")[0] == yaml.safe_load(written) == data
