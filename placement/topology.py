@@ -88,11 +88,11 @@ class Topology:
         for host, part in enumerate(hosts):
             for device in part.devices:
                 devices.append(replace(device, index=len(devices), host=host))
-        host_0 = hosts[0]
+        host_0, sizes = hosts[0], [len(part.devices) for part in hosts]
         return cls(
             tuple(devices),
-            _blocks([part.links for part in hosts], NETWORK),
-            _blocks([part.peers for part in hosts], False),
+            _blocks([part.links for part in hosts], sizes, ("", "unknown", NETWORK)),
+            _blocks([part.peers for part in hosts], sizes, (True, False, False)),
             unusable=host_0.unusable,
             left_out=tuple(line for part in hosts for line in part.left_out),
             cuda=host_0.cuda,
@@ -101,14 +101,15 @@ class Topology:
     def of_host(self, host: int) -> Topology:
         """Returns the devices of one host, numbered from 0: what `joined` was given."""
         places = [device.index for device in self.devices if device.host == host]
+        linked = [place for place in places if self.devices[place].kind == "gpu"]
         return replace(
             self,
             devices=tuple(
                 replace(self.devices[place], index=index, host=0)
                 for index, place in enumerate(places)
             ),
-            links=tuple(tuple(self.links[i][j] for j in places) for i in places if self.links),
-            peers=tuple(tuple(self.peers[i][j] for j in places) for i in places if self.peers),
+            links=tuple(tuple(self.links[i][j] for j in places) for i in linked if self.links),
+            peers=tuple(tuple(self.peers[i][j] for j in places) for i in linked if self.peers),
         )
 
     @classmethod
@@ -127,13 +128,22 @@ class Topology:
         )
 
 
-def _blocks(parts: Sequence[tuple[tuple[_T, ...], ...]], other: _T) -> tuple[tuple[_T, ...], ...]:
-    """Returns square matrices along a diagonal, with `other` beside them."""
-    size, rows, begin = sum(map(len, parts)), [], 0
-    for part in parts:
-        for row in part:
-            rows.append((other,) * begin + row + (other,) * (size - begin - len(part)))
-        begin += len(part)
+def _blocks(
+    parts: Sequence[tuple[tuple[_T, ...], ...]], sizes: Sequence[int], values: tuple[_T, _T, _T]
+) -> tuple[tuple[_T, ...], ...]:
+    """Returns square matrices of these sizes along a diagonal; nothing where all are empty.
+
+    `values`: on the diagonal and beside it in a matrix that is empty, and beside matrices.
+    """
+    own, unknown, other = values
+    if not any(parts):
+        return ()
+    size, rows, begin = sum(sizes), [], 0
+    for part, count in zip(parts, sizes, strict=True):
+        numbers = range(count)
+        block = part or [tuple(own if i == j else unknown for j in numbers) for i in numbers]
+        rows += [(other,) * begin + row + (other,) * (size - begin - count) for row in block]
+        begin += count
     return tuple(rows)
 
 

@@ -111,3 +111,18 @@ def test_a_damaged_layout_is_refused(text):
 def test_cores_are_written_as_ranges():
     assert format_cores((5, 0, 1, 2)) == "0-2,5"
     assert format_cores(()) == "none"
+
+
+def test_hosts_are_joined_also_where_one_has_no_links_or_could_not_tell_them():
+    gpus = tuple(Device(index, "gpu", "A100", (index,), uuid=f"GPU-{index}") for index in (0, 1))
+    linked = Topology(gpus, (("", "NVLink x12"), ("NVLink x12", "")), ((True, True), (True, True)))
+    joined = Topology.joined([linked, Topology(gpus)])
+    assert [len(row) for row in (*joined.links, *joined.peers)] == [4] * 8
+    assert joined.of_host(0) == linked
+    assert joined.of_host(1).links == (("", "unknown"), ("unknown", ""))
+    assert joined.of_host(1).peers == ((True, False), (False, True))
+    assert joined.links[0][2] == "network"
+    cores = Topology.from_cores(range(4), 2)  # a host that only samples may have no GPU
+    mixed = Topology.joined([linked, cores])
+    assert (mixed.of_host(0), mixed.of_host(1)) == (linked, cores)
+    assert Topology.joined([Topology(gpus), Topology(gpus)]).links == ()
