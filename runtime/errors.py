@@ -241,7 +241,10 @@ def _dual(cause: Exception) -> TaskError:
             "__init__": lambda *_, **__: None, "__module__": __name__, "__qualname__": "TaskError",
         }  # fmt: skip
         dual_class = type(f"TaskError({origin.__name__})", (TaskError, origin), members)
-        error: TaskError = origin.__new__(dual_class, *cause.args)
+        new = origin.__new__
+        if new is MemoryError.__new__:  # Python refuses it for a class that is a RuntimeError first
+            new = RuntimeError.__new__
+        error: TaskError = new(dual_class, *cause.args)
     except TypeError:  # the class is final, or its __new__ needs other arguments
         return TaskError()
     error.args = cause.args

@@ -155,6 +155,7 @@ DIFFERENT = {
     },
     "test_resources.py": {
         "test_what_no_device_has_is_refused_in_words[options4-4]": DEVICE,
+        "test_what_waits_long_for_what_actors_hold_is_told_of": LOOKS,
     },
     "test_surroundings.py": {
         "test_the_fork_server_has_one_thread_and_has_not_touched_cuda": LOOKS,

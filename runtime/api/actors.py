@@ -123,6 +123,13 @@ class RemoteClass(Generic[T]):
         )  # fmt: skip
         return ActorHandle(task.id, name, cls.__name__, methods, actor)
 
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        name = self._cls.__name__
+        raise TypeError(
+            f"{name} is a remote class, from which none can be derived. Derive yours from the "
+            f"class itself, and make both remote: Remote{name} = runtime.remote({name})."
+        )
+
     def __call__(self, *args: Any, **kwargs: Any) -> T:
         raise TypeError(
             f"{self._cls.__name__} is a remote class. Start an actor of it with "

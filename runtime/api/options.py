@@ -191,6 +191,10 @@ def check(options: TaskOptions | ActorOptions) -> None:
     # Not at the top: who only loads a policy imports no scheduler.
     from gmi_drl.runtime.scheduler.resources import to_units
 
+    if not isinstance(options.resources, Mapping):
+        raise TypeError(
+            f'resources={options.resources!r}; it must be names with amounts, such as {{"arm": 1}}.'
+        )
     to_units(demand(options))
     check_names(options.resources)
 

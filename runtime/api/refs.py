@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.runtime.errors import GetTimeoutError, NotRunningError, task_error
@@ -253,7 +254,11 @@ async def arrival(slots: Sequence[Slot]) -> None:
 
 def seconds(timeout: timedelta | float | None) -> float | None:
     """Returns a timeout in seconds; None stays None."""
-    return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if timeout is None or isinstance(timeout, int | float | Real):  # the ABC is the slowest
+        return timeout
+    if isinstance(timeout, timedelta):
+        return timeout.total_seconds()
+    raise TypeError(f"timeout={timeout!r}; it must be seconds, a timedelta, or None.")
 
 
 _WAKE_S: Final = 0.5  # between two checks for signals
@@ -296,6 +301,7 @@ def wait_for(
     refs: Sequence[ObjectRef], num_returns: int, timeout: timedelta | float | None
 ) -> tuple[list[ObjectRef], list[ObjectRef]]:
     """Waits until `num_returns` are done or the time is up: (so many done at most, others)."""
+    limit_s = seconds(timeout)
     pending_now = [ref for ref in refs if not ref.slot.state]
     missing = num_returns - (len(refs) - len(pending_now))
     if missing > 0:
@@ -306,7 +312,7 @@ def wait_for(
             for ref in pending_now:
                 if not ref.slot.watch(gate.arrived):  # filled meanwhile
                     gate.arrived()
-            _block(gate, seconds(timeout))
+            _block(gate, limit_s)
         finally:
             for ref in pending_now:
                 ref.slot.unwatch(gate.arrived)

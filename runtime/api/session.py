@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,9 @@ def init(
 
     with _changing:
         if refs.current is not None:
-            raise ActorRuntimeError("init() was called before. Call shutdown() first.")
+            raise ActorRuntimeError(
+                "init() was called before. Go on with this runtime, or call shutdown() first."
+            )
         if not namespace:
             raise ValueError("namespace='': it is what actors' names are looked for in. Name one.")
         check_names(resources or {})
@@ -80,6 +83,11 @@ def init(
         cores = sorted(os.sched_getaffinity(0))
         if num_cpus is None:
             num_cpus = len(cores)
+        if isinstance(preload, str):
+            raise TypeError(f"preload={preload!r}; it must be a list: [{preload!r}].")
+        for name, value in {"devices": devices, "num_cpus": num_cpus, "num_gpus": num_gpus}.items():
+            if not isinstance(value, Real):
+                raise TypeError(f"{name}={value!r}; it must be a number.")
         if devices < 1 or num_cpus <= 0 or num_gpus < 0:
             raise ValueError(
                 f"devices={devices}, num_cpus={num_cpus}, num_gpus={num_gpus}: give at least one "

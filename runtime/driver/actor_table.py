@@ -178,7 +178,8 @@ class ActorTable:
             self._start_if_ready(actor)
             return
         if actor is None:
-            name, reason = task.name.partition(".")[0], "it has ended, and nobody had its handle"
+            name = task.name.partition(".")[0]
+            reason = "nobody had its handle any more, or its runtime was shut down"
             self._tasks.fail(task, ActorDiedError(name, reason=reason))
             return
         if actor.dead:

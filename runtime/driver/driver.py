@@ -37,6 +37,7 @@ from .lineage import Lineage
 from .object_table import ObjectTable
 from .processes import Actor
 from .requests import Requests
+from .shortages import Shortages
 from .spawner import Spawner
 from .task import TaskSpec
 from .task_table import TaskTable
@@ -87,6 +88,7 @@ class Driver:
         self.actors = ActorTable(self)
         self.gpus = Gpus(devices, self.processes, self.actors.table)
         self.unretrieved = UnretrievedErrors(self.objects.slots, self.actors.table)
+        self.shortages = Shortages(self.scheduler, self.tasks.live, self.actors.table)
         self.lineage = Lineage(gcs, self.objects, self.tasks)
         self.requests = Requests(self)
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -340,6 +342,7 @@ class Driver:
         if now_s - self._recorded_s > _RECORD_S:
             self._recorded_s = now_s
             self.tasks.record()
+            self.shortages.look(now_s)
             self.dispatch.room_freed()  # so that calls whose wait is too long fail
         failure = self.gcs.failure
         if failure != self._printed_failure and (failure or not self.gcs.backlog):

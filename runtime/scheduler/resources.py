@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import Final
 
 UNITS: Final = 10_000  # in one CPU, GPU or whatever: sums of fractions stay exact
@@ -124,7 +125,7 @@ def to_units(amounts: Mapping[str, float]) -> dict[str, int]:
     """Returns amounts in units, without zeroes; the least amount above zero is one unit."""
     units: dict[str, int] = {}
     for name, amount in amounts.items():
-        if not (amount >= 0 and math.isfinite(amount)):
+        if not (isinstance(amount, Real) and amount >= 0 and math.isfinite(amount)):
             raise ValueError(
                 f"resource {name}: {amount!r}; an amount is a number, zero or more. "
                 f"Give one, or leave {name} out."

@@ -78,6 +78,15 @@ class Scheduler:
             free.update({name: max(0, units) for name, units in local.resources.free.items()})
         return to_amounts(total), to_amounts(+free)
 
+    def wait_for_actors(self) -> dict[Demand, Waiting]:
+        """Returns the demands that wait until actors end, each with the first that has it."""
+        return {
+            line.demand: line.head
+            for local in self._locals.values()
+            for line in local.queue.active.values()
+            if not local.resources.will_come(line.demand)
+        }
+
     def queued(self, device: int) -> set[Id]:
         """Returns the tasks that wait for a worker on a device."""
         local, tasks = self._locals[device], self._tasks.items()

@@ -24,6 +24,7 @@ import pickle
 import struct
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -39,6 +40,7 @@ _MAGIC: Final = b"BUFS"
 _TENSORS: Final = b"BUFT"  # the same, and some of the buffers are the memory of tensors
 _HEAD: Final = struct.Struct("<4sIQ")
 _PADDING: Final = bytes(_ALIGN)
+_NO_FILE: Final = "<dynamic-code>"  # what cloudpickle calls the file of all code that it sends
 
 Part = bytes | bytearray | memoryview
 
@@ -195,9 +197,15 @@ def unpack(
             start += length >> 1
         return pickle.loads(payload, buffers=buffers)
     except Exception as error:  # whatever an import or a __setstate__ raises
+        remedy = ""
+        if isinstance(error, ModuleNotFoundError):
+            remedy = (
+                ". A process looks for modules where your program did when it was started: set "
+                "sys.path before init(), or call shutdown() and init()"
+            )
         raise SerializationError(
             f"{what if isinstance(what, str) else what()} cannot be rebuilt in this process: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}{remedy}"
         ) from error
     finally:
         local.fds, local.inputs = outer
@@ -212,9 +220,9 @@ def pack_plain(value: Any, what: str = "the value") -> bytes:
         except Exception:
             by_value = True
         if by_value:
-            import cloudpickle  # type: ignore[import-untyped]
-
-            data = cloudpickle.dumps(value, protocol=5)
+            file = io.BytesIO()
+            _cloudpickle()(file).dump(value)
+            data = file.getvalue()
     except Exception as error:  # whatever a __reduce__ raises
         raise _unpicklable(what, error) from error
     return data
@@ -388,19 +396,29 @@ def _tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], wants_grad: bool) -
 @functools.cache
 def _cloudpickle() -> Any:
     """Returns the pickler for functions and classes that cannot be imported."""
-    import cloudpickle
+    import cloudpickle  # type: ignore[import-untyped]
 
     class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-        def __init__(self, file: io.BytesIO, out_of_band: OutOfBand) -> None:
-            super().__init__(file, protocol=5, buffer_callback=out_of_band.take)
+        def __init__(self, file: io.BytesIO, out_of_band: OutOfBand | None = None) -> None:
+            take = None if out_of_band is None else out_of_band.take  # None: all in the file
+            super().__init__(file, protocol=5, buffer_callback=take)
             self._out_of_band = out_of_band
 
         def reducer_override(self, obj: Any) -> Any:
             torch = sys.modules.get("torch")
-            if torch is not None and type(obj) is torch.Tensor:
+            if torch is not None and type(obj) is torch.Tensor and self._out_of_band is not None:
                 reduced = self._out_of_band.reduce_tensor(obj)
                 if reduced is not NotImplemented:
                     return reduced
+            if type(obj) is types.CodeType:
+                return self._reduce_code(obj)
             return super().reducer_override(obj)
+
+        def _reduce_code(self, code: types.CodeType) -> Any:
+            """Keeps the name of the file, which cloudpickle 3.1.3 drops: tracebacks show it."""
+            make, parts = self.dispatch_table[types.CodeType](code)
+            # A copy: where the string is shared, pickle writes other bytes for the same function.
+            name = "".join(code.co_filename)
+            return make, tuple(name if part == _NO_FILE else part for part in parts)
 
     return ByValue

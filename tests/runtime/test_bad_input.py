@@ -105,6 +105,14 @@ def test_a_generator_of_references_is_as_good_as_a_list(shared):
     assert runtime.wait([]) == ([], [])
 
 
+def test_a_timeout_that_is_no_time_is_refused(shared):
+    ref = runtime.remote(bodies.add).remote(1)
+    with pytest.raises(TypeError, match="timeout='1s'; it must be seconds"):
+        runtime.get(ref, "1s")
+    with pytest.raises(TypeError, match="timeout='1s'; it must be seconds"):
+        runtime.wait([ref], timeout="1s")
+
+
 def test_nothing_works_without_a_runtime_and_it_says_what_to_do(stopped):
     add, counter = runtime.remote(bodies.add), runtime.remote(bodies.Counter)
     for call in (add.remote, counter.remote, lambda: runtime.put(1)):
@@ -149,7 +157,7 @@ def test_references_of_an_earlier_runtime_do_not_harm_the_next(stopped):
     old, handle = runtime.put([1]), runtime.remote(bodies.Counter).remote()
     runtime.shutdown()
     runtime.init(num_cpus=1, object_store_bytes=64 << 20)
-    with pytest.raises(runtime.ActorDiedError):
+    with pytest.raises(runtime.ActorDiedError, match="its runtime was shut down"):
         runtime.get(handle.add.remote(), LONG)
     with pytest.raises(runtime.ActorRuntimeError):
         runtime.get(runtime.remote(bodies.echo).remote(old), LONG)
@@ -168,17 +176,33 @@ def test_references_of_an_earlier_runtime_do_not_harm_the_next(stopped):
         ({"resources": {"CPU": 8}}, "num_cpus"),
         ({"object_store_bytes": 10}, "object_store_bytes"),
         ({"gcs_replicas": -1}, "replicas"),
+        ({"num_cpus": "2"}, "num_cpus='2'; it must be a number"),
+        ({"devices": "all"}, "devices='all'; it must be a number"),
+        ({"preload": "json"}, r"preload='json'; it must be a list: \['json'\]"),
     ],
 )
 def test_a_machine_that_makes_no_sense_is_refused_and_nothing_is_left(stopped, bad, text):
     threads, files = threading.active_count(), os.listdir("/proc/self/fd")
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((ValueError, TypeError), match=text):
         runtime.init(**bad)
     assert threading.active_count() == threads
     assert os.listdir("/proc/self/fd") == files
 
 
-@pytest.mark.parametrize("amount", [-1, math.nan, math.inf])
+def test_resources_that_have_no_amounts_are_refused():
+    with pytest.raises(TypeError, match="resources='arm'; it must be names with amounts"):
+        runtime.remote(bodies.add).options(resources="arm")
+
+
+def test_a_class_derived_from_a_remote_one_is_refused_in_words():
+    remote = runtime.remote(bodies.Counter)
+    with pytest.raises(TypeError, match="Counter is a remote class, from which none can be"):
+
+        class Derived(remote):
+            pass
+
+
+@pytest.mark.parametrize("amount", [-1, math.nan, math.inf, "1"])
 def test_a_demand_that_is_no_amount_is_refused(amount):
     for options in ({"num_cpus": amount}, {"num_gpus": amount}, {"resources": {"arm": amount}}):
         with pytest.raises(ValueError, match="an amount is a number, zero or more"):

@@ -1,5 +1,6 @@
 """What the caller gets when something goes wrong on the other side."""
 
+import importlib
 import pickle
 import signal
 import socket
@@ -50,6 +51,22 @@ def test_fields_of_system_errors_are_kept(start):
 def test_unusual_exceptions_arrive(start, kind, args):
     with pytest.raises(runtime.TaskError, match=kind.__name__):
         runtime.get(start(Probe).raises.remote(kind, *args), LONG)
+
+
+def test_a_lack_of_memory_is_caught_as_one(start):
+    with pytest.raises(MemoryError, match="too much"):
+        runtime.get(start(Probe).raises.remote(MemoryError, "too much"), LONG)
+
+
+def test_a_traceback_shows_file_and_line_of_a_function_that_is_sent(start):
+    def divides(number):
+        return number / 0
+
+    start(Probe)
+    with pytest.raises(ZeroDivisionError) as caught:
+        runtime.get(runtime.remote(divides).remote(1), LONG)
+    assert f'File "{__file__}"' in caught.value.remote_traceback
+    assert "return number / 0" in caught.value.remote_traceback
 
 
 @pytest.mark.parametrize(("kind", "args"), [(HoldsLock, ()), (ForgetsArguments, (1, 2))])
@@ -199,6 +216,15 @@ def test_a_class_that_cannot_be_imported_there(start):
 
     with pytest.raises(runtime.SerializationError, match="cannot be rebuilt"):
         runtime.get(start(Probe).echo.remote(Gone()), LONG)
+
+
+def test_a_module_that_is_not_found_there_is_told_with_where_it_is_looked_for(start):
+    class Elsewhere:
+        def __reduce__(self):
+            return (importlib.import_module, ("a_module_that_nobody_has",))
+
+    with pytest.raises(runtime.SerializationError, match=r"set sys\.path before init\(\)"):
+        runtime.get(start(Probe).echo.remote(Elsewhere()), LONG)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 
 import bodies_tasks as bodies
 from gmi_drl import runtime
+from gmi_drl.runtime.driver import shortages
 from runtime_engines import begin, end
 
 LONG = timedelta(seconds=30)
@@ -73,6 +74,23 @@ def test_no_more_tasks_run_at_once_than_there_are_cpus(machine, tmp_path):
     (tmp_path / "go").touch()
     runtime.get(refs, LONG)
     assert bodies.marks(tmp_path / "began") == 6
+
+
+def test_what_waits_long_for_what_actors_hold_is_told_of(machine, monkeypatch, capfd):
+    monkeypatch.setattr(shortages, "LONG_S", 0.0)
+    holds = runtime.remote(bodies.Counter).options(num_cpus=2).remote()
+    runtime.get(holds.add.remote(), LONG)
+    waits = task(bodies.add).remote(1)
+    said = []
+
+    def is_told():
+        said.append(capfd.readouterr().err)
+        return "add waits for {'CPU': 1.0}: 0 of 2 CPU are free, and actors hold" in "".join(said)
+
+    bodies.until(is_told, "a line")
+    runtime.kill(holds)
+    runtime.get(waits, LONG)
+    assert "".join([*said, capfd.readouterr().err]).count("add waits") == 1
 
 
 def test_an_actor_waits_for_what_it_wants_and_its_calls_with_it(machine):
