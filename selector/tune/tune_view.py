@@ -75,7 +75,7 @@ class TuneView:
         """Draws the latest answers, the best, what is measured now, and a bar of the budget."""
         budget_s, since_s = self._budget_s, time.monotonic() - self._since_s
         left_s = min(max(0.0, self._left_s - since_s), budget_s)
-        rows = []
+        rows: list[list[str | Text]] = []
         for ask, answer in self._profiles[-_LAST:]:
             style = "red" if isinstance(answer, Failed) else ""
             setting = candidate_text(ask.candidate, self._splits)
