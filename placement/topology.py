@@ -110,6 +110,7 @@ class Topology:
             ),
             links=tuple(tuple(self.links[i][j] for j in places) for i in linked if self.links),
             peers=tuple(tuple(self.peers[i][j] for j in places) for i in linked if self.peers),
+            unusable=self.unusable if host == 0 else (),  # of the others it is not kept
         )
 
     @classmethod

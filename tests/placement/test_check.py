@@ -1,13 +1,17 @@
 """`check`: every reason a config cannot run on the devices there are."""
 
+import dataclasses
+
 import pytest
 
 from gmi_drl.placement import (
     Device,
+    Layout,
     LayoutError,
     Topology,
     check,
     decoupled,
+    layout_faults_of,
     layout_of,
     load_config,
     tdg,
@@ -284,3 +288,11 @@ def test_a_template_that_needs_more_gmis_than_cores_is_not_told_to_have_fewer(to
     (fault,) = told(topology, "layout.template=tdg_ex")
     assert fault.startswith("layout.gmi_per_gpu=2; device 0 has 1 of the ")
     assert fault.endswith(f"Template tdg_ex has 2 or more: use another one, {remedy}")
+
+
+def test_what_one_host_cannot_use_is_no_fault_of_another_when_a_run_goes_on():
+    one = dataclasses.replace(gpus(2), unusable=(("mps", "nvidia-cuda-mps-control is missing"),))
+    given = config("layout.gmi_per_gpu=2", "cluster={address: 'h:1', hosts: 2}")
+    hosts = [layout_of(given, topology) for topology in (one, gpus(2))]
+    assert [host.gmi(0).backend for host in hosts] == ["direct", "mps"]
+    assert layout_faults_of(given, Layout.joined(hosts)) == []
