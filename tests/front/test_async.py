@@ -77,7 +77,7 @@ def projected_bytes(folder):
     """Returns the bytes of a segment as `gmi-drl plan` has them."""
     layout = Layout.from_json((folder / "layout.json").read_text())
     agent_class = "gmi_drl.roles:Agent"
-    return sizes_of(load_config(folder / "config.yaml"), layout, agent_class, [])[0]
+    return sizes_of(load_config(folder / "config.yaml"), layout, agent_class)[0]
 
 
 @pytest.mark.parametrize("channels", ["auto", pytest.param("ucc", marks=pytest.mark.slow)])

@@ -255,7 +255,7 @@ def test_a_run_that_is_asked_to_stop_goes_on_by_no_other_layout(tmp_path, monkey
         run = TrainingRun(
             folder=folder, view="none", store=None,
             callbacks=Callbacks([], folder.path, job.config), resizer=resizer, watch=None,
-            promise_of=None, cluster=None, started=0.0, notes=(),
+            promise_of=None, cluster=None, notes=(),
         )  # fmt: skip
         gangs = iter([StoppingGang()])
         monkeypatch.setattr(run, "_gang", lambda *args: next(gangs))

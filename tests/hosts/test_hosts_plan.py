@@ -203,7 +203,7 @@ ONE_CORE = Topology.from_cores([0])
 
 def plan(*overrides, topologies, **cluster):
     given = config(*APART, *overrides, hosts=len(topologies), **cluster)
-    return planned(given, topologies=topologies)
+    return planned(given, hosts=[(topology, None) for topology in topologies])
 
 
 def faults_in(*overrides, topologies, **cluster):
@@ -367,8 +367,7 @@ def test_a_host_without_trainers_and_one_without_agents_need_memory_of_their_own
     given = config(*APART, hosts=2, trainer_hosts=1)
 
     def plan_with(*free):
-        memories = [HostMemory(1 << 40, size) for size in free]
-        return planned(given, topologies=[ONE_CORE] * 2, memories=memories)
+        return planned(given, hosts=[(ONE_CORE, HostMemory(1 << 40, size)) for size in free])
 
     assert len(plan_with(1 << 40, 1 << 40).gmis) == 2
     for host in (0, 1):
@@ -421,7 +420,7 @@ def test_the_size_of_a_segment_is_that_of_what_an_algorithm_has_sent(algorithm, 
     words = {"mode": "async", "algorithm": {**algorithm, "network": [8], "horizon": 16}}
     given = load_config({"version": 1, "env": {"id": "CartPole-v1", "num_env": 3}, **words})
     layout = decoupled(Topology.from_cores([0, 1], 2), 1, 3)
-    segment_bytes, policy_bytes = sizes_of(given, layout, "gmi_drl.roles:Agent", [])
+    segment_bytes, policy_bytes = sizes_of(given, layout, "gmi_drl.roles:Agent")
     assert segment_bytes == 3 * (16 * step + 16 + 4 * begin) + 7 * 8
     assert policy_bytes > 4 * (4 * 8 + 8 + 8 * 3)
 
@@ -438,7 +437,7 @@ def test_a_size_that_nobody_can_say_is_not_known():
     assert "isaacgym" in across.unknown
     assert across.segment_bytes is across.policy_bytes is None
     assert experience_across(config(*APART), layout) is None
-    assert sizes_of(given, layout, Lone, []) is None
+    assert sizes_of(given, layout, Lone) is None
 
 
 @pytest.mark.parametrize("command", [["tune"], ["search"], ["launch", "--seeds", "2"]])
@@ -458,14 +457,14 @@ def test_a_host_with_more_links_than_its_one_trainer_can_be_told_of_is_refused()
     words = ("mode=async", "algorithm={name: impala}", "layout.trainer_gpus=1", "env.num_env=8")
     large = config(*words, "hardware.backend=cpu", "hardware.num_gpus=251")
     with pytest.raises(ConfigError) as raised:
-        planned(large, topologies=[Topology.from_cores(range(251), 251)] * 2)
+        planned(large, hosts=[(Topology.from_cores(range(251), 251), None)] * 2)
     assert "links=250; with their doorbells these are 254 descriptors" in str(raised.value)
 
 
 def test_hosts_of_which_some_have_no_gpu_are_refused():
     mixed = [gpus(2), TWO_CORES, TWO_CORES]
     with pytest.raises(ConfigError) as raised:
-        planned(config("env.num_env=8", hosts=3), topologies=mixed)
+        planned(config("env.num_env=8", hosts=3), hosts=[(host, None) for host in mixed])
     assert (
         "hardware.backend='auto'; hosts 1 and 2 have no GPU that can be used, and the others "
         "have. Use cpu, by which all train on their cores, or hosts that are alike; with template "
@@ -507,8 +506,8 @@ def test_hosts_of_one_kind_are_alike(gpu_hosts):
 
 def test_each_host_has_to_have_the_memory_that_its_gmis_need():
     def plan(*free):
-        memories = [HostMemory(1 << 40, size) for size in free]
-        return planned(config("env.num_env=8"), topologies=[TWO_CORES] * 2, memories=memories)
+        hosts = [(TWO_CORES, HostMemory(1 << 40, size)) for size in free]
+        return planned(config("env.num_env=8"), hosts=hosts)
 
     assert len(plan(1 << 40, 1 << 40).gmis) == 2
     with pytest.raises(ConfigError, match=r"host 1: .* a GMI needs .* and the machine has"):

@@ -209,7 +209,7 @@ def test_the_plan_says_the_length_of_what_is_reduced():
         version=1, env={"id": "CartPole-v1"}, algorithm={"network": [16, 10]}, run={"name": "a"}
     )
     layout = tcg_ex(Topology.from_cores([0]), 1, 1)
-    numel = numel_of(config, layout, "gmi_drl.roles:Trainer", [])
+    numel = numel_of(config, layout, "gmi_drl.roles:Trainer")
     policy = ActorCritic(4, Categorical(2), [16, 10])
     learner = learner_of(policy, settings())
     learner.connect(solo_group())

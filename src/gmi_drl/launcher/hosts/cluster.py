@@ -52,6 +52,11 @@ class Host:
     memory: HostMemory
     place: int  # of its bundle in the placement group
 
+    @property
+    def resources(self) -> tuple[Topology, HostMemory]:
+        """Returns what it has for GMIs."""
+        return self.topology, self.memory
+
     def __str__(self) -> str:
         return str(self.facts)
 

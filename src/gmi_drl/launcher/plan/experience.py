@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from gmi_drl import runtime
 from gmi_drl.placement import Config, Layout, UpdateSize
 
-from .planning import ask_actor, runtime_for_calls
+from .planning import ask_role, runtime_for_calls
 
 if TYPE_CHECKING:
     from gmi_drl.roles import DRL_role
@@ -50,13 +47,8 @@ def experience_across(
     cluster = config.cluster
     if cluster is None or not cluster.sampling_hosts:
         return None
-    sizes: tuple[int, int] | None = None
-    unknown = f"role {agent} says nothing of it"
-    try:
-        with runtime_for_calls():
-            sizes = ask_actor("segment size", sizes_of, config, layout, agent, list(sys.path))
-    except runtime.ActorRuntimeError as error:
-        unknown = str(error).strip().splitlines()[-1]
+    with runtime_for_calls():
+        sizes, unknown = ask_role("segment size", sizes_of, config, layout, agent)
     segment_bytes, policy_bytes = sizes or (None, None)
     return ExperienceAcross(
         sampling_hosts=cluster.sampling_hosts,
@@ -66,18 +58,15 @@ def experience_across(
         update_samples=UpdateSize.of(config, layout).samples,
         segment_bytes=segment_bytes,
         policy_bytes=policy_bytes,
-        unknown="" if sizes else unknown,
+        unknown=unknown,
     )
 
 
-def sizes_of(
-    config: Config, layout: Layout, agent: type[DRL_role] | str, path: Sequence[str]
-) -> tuple[int, int] | None:
+def sizes_of(config: Config, layout: Layout, agent: type[DRL_role] | str) -> tuple[int, int] | None:
     """Builds what an agent acts with; returns the bytes of its segments and of its policy.
 
-    None if they are not known. `path`: where modules are found, before those found here.
+    None if they are not known.
     """
-    sys.path[:0] = [folder for folder in path if folder not in sys.path]
     import torch
 
     from gmi_drl.roles.algorithms import with_settings

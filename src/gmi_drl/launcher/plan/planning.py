@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from gmi_drl import runtime
 from gmi_drl.comm.links.host_links import HostsReduction, reduction_across
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
     from .user_code import UserCodeReport
 
+T = TypeVar("T")
+
 _DEADLINE: Final = timedelta(seconds=60)
 _TAIL: Final = 7  # means of the loss parts and a squared norm, which travel with the gradient
 # Where the environment cannot be asked: observations and actions of the paper's Ant.
@@ -61,6 +63,8 @@ PRELOAD: Final = ("torch", "gymnasium", "gmi_drl.comm.reducers.mrr", "gmi_drl.ro
 
 # Lists the faults of a config on devices. The selector's also says of `auto` what can be tuned.
 Check: TypeAlias = Callable[[Config, Topology], list[Fault]]
+# The devices and memory of each host; None: the memory is as this machine's.
+Hosts: TypeAlias = Sequence[tuple[Topology, HostMemory | None]]
 
 
 def find_devices(config: Config, without: Collection[str] = ()) -> Topology:
@@ -91,15 +95,14 @@ def planned(
     config: Config,
     source: str | None = None,
     check_config: Check = check,
-    topologies: Sequence[Topology] = (),
-    memories: Sequence[HostMemory] = (),
+    hosts: Hosts = (),
 ) -> Layout:
     """Returns the Layout of `config` on this machine; ConfigError with every reason against it.
 
-    Or on the hosts whose devices and memory are given; without them they are taken to be as this
-    machine. A config that says `auto` is checked and refused: tuning resolves it first.
+    Or on the hosts that are given; without them they are taken to be as this machine. A config that
+    says `auto` is checked and refused: tuning resolves it first.
     """
-    faults, layout = _plan(config, None, check_config, topologies, memories)
+    faults, layout = _plan(config, None, check_config, hosts)
     if layout is None:
         unresolved = unresolved_faults(config) if config.cluster is None else []
         raise ConfigError([*faults, *unresolved], source)
@@ -128,8 +131,7 @@ def _plan(
     config: Config,
     tried: UserCodeReport | None,
     check_config: Check,
-    topologies: Sequence[Topology] = (),
-    memories: Sequence[HostMemory] = (),
+    hosts: Hosts = (),
 ) -> tuple[list[Fault | str], Layout | None]:
     """Returns all faults, and the layout where there are none.
 
@@ -141,15 +143,12 @@ def _plan(
         others = [*tried.faults, *policy_faults(config), *logger_faults(config)]
         sizes = tried.sizes
     try:
-        host_topologies = topologies or [find_devices(config)] * config.hosts
-        if fault := _unlike_fault(config, host_topologies):
+        hosts = hosts or [(find_devices(config), None)] * config.hosts
+        if fault := _unlike_fault(config, [topology for topology, _ in hosts]):
             return [fault, *others], None
-        host_memories: Sequence[HostMemory | None] = memories or [None] * len(host_topologies)
         plans = [
-            _plan_host(config_of_host(config, host), topology, memory, sizes, check_config)
-            for host, (topology, memory) in enumerate(
-                zip(host_topologies, host_memories, strict=True)
-            )
+            _plan_host(config_of_host(config, rank), topology, memory, sizes, check_config)
+            for rank, (topology, memory) in enumerate(hosts)
         ]
     except DiscoveryError as error:
         anywhere = [f for f in check(config, discover()) if not f.where.startswith("hardware")]
@@ -277,7 +276,8 @@ def reduction_of(
         if measures or asks:
             stack.enter_context(runtime_for_calls())
         if asks:
-            numel, assumption_reason = asked(config, layout, trainer)
+            size, assumption_reason = ask_role("gradient size", numel_of, config, layout, trainer)
+            numel = size or numel
         plan = plan_reduction(
             strategy, layout, numel, wire=config.comm.wire, measure=measure,
             repeatable=deterministic, facts=facts,
@@ -349,32 +349,36 @@ def reduction_fault(config: Config, layout: Layout, facts: LinkFacts | None = No
     return None if reasons is None else Fault("comm.reduction", strategy, *reasons)
 
 
-def numel_of(
-    config: Config, layout: Layout, trainer: type[DRL_role] | str, path: Sequence[str]
-) -> int | None:
+def ask_role(
+    name: str,
+    function: Callable[[Config, Layout, type[DRL_role] | str], T | None],
+    config: Config,
+    layout: Layout,
+    role: type[DRL_role] | str,
+) -> tuple[T | None, str]:
+    """Returns what a function says of a role's class, asked as by `ask_actor`; or None, and why."""
+    try:
+        answer = ask_actor(name, _with_path, list(sys.path), function, config, layout, role)
+    except runtime.ActorRuntimeError as error:
+        return None, str(error).strip().splitlines()[-1]
+    return answer, f"role {role} says nothing of it" if answer is None else ""
+
+
+def _with_path(path: Sequence[str], function: Callable[..., T], *arguments: Any) -> T:
+    """Calls a function where modules are found in the folders of `path` first."""
+    sys.path[:0] = [folder for folder in path if folder not in sys.path]
+    return function(*arguments)
+
+
+def numel_of(config: Config, layout: Layout, trainer: type[DRL_role] | str) -> int | None:
     """Builds what one GMI trains; returns the numbers that `trainer` reduces, with padding.
 
-    None if it is not known. `path`: where modules are found, before those found here.
+    None if it is not known.
     """
-    sys.path[:0] = [folder for folder in path if folder not in sys.path]
     from gmi_drl.roles.role.acting import gradient_numel
     from gmi_drl.roles.role.role import load_role
 
-    role = load_role(trainer)
-    return gradient_numel(role, config, layout)
-
-
-def asked(config: Config, layout: Layout, trainer: type[DRL_role] | str) -> tuple[int, str]:
-    """Returns the gradient's size as the class that trains says it, else `assumed` and why.
-
-    Needs a running runtime; starts one process.
-    """
-    numel, reason = None, f"role {trainer} says nothing of it"
-    try:
-        numel = ask_actor("gradient size", numel_of, config, layout, trainer, list(sys.path))
-    except runtime.ActorRuntimeError as error:
-        reason = str(error).strip().splitlines()[-1]
-    return (assumed(config), reason) if numel is None else (numel, "")
+    return gradient_numel(load_role(trainer), config, layout)
 
 
 def assumed(config: Config) -> int:

@@ -106,7 +106,7 @@ def new_job(
     cluster = _cluster_of(resolved, locks)
     hosts = [] if cluster is None else cluster.hosts
     with importable(import_path):  # the environment's module may be there
-        layout = planned(resolved, source, **_host_resources(hosts))
+        layout = planned(resolved, source, hosts=[host.resources for host in hosts])
     if faults := _user_code_faults(resolved, layout, import_path, roles):
         raise ConfigError(with_places(faults, source, overrides), source)
     classes = classes_of(resolved, layout, roles)
@@ -128,14 +128,6 @@ def _cluster_of(config: Config, locks: ExitStack) -> Cluster | None:
     from gmi_drl.launcher.hosts.cluster import joined
 
     return locks.enter_context(joined(config))
-
-
-def _host_resources(hosts: Sequence[Host]) -> dict[str, Any]:
-    """Returns the devices and memory of hosts, as arguments of `planned`."""
-    return {
-        "topologies": [host.topology for host in hosts],
-        "memories": [host.memory for host in hosts],
-    }
 
 
 def _user_code_faults(
@@ -250,7 +242,7 @@ def _on_hosts(
     ):
         return layout
     with importable(import_path):
-        new_layout = planned(config, source, **_host_resources(hosts))
+        new_layout = planned(config, source, hosts=[host.resources for host in hosts])
     if _gmis_of(new_layout) == _gmis_of(layout):
         return new_layout
     old, new = (" and ".join(str(len(host)) for host in devices) for devices in (before, after))
@@ -281,7 +273,7 @@ def resized_job(
     if faults := resize_faults(job.config, resolved):
         raise ConfigError(faults, "resize")
     with importable(job.role_folder):
-        layout = planned(resolved, "resize", topologies=[find_devices(resolved, lost)])
+        layout = planned(resolved, "resize", hosts=[(find_devices(resolved, lost), None)])
     same = {"hardware": job.config.hardware}  # other settings may name the same devices
     if layout == job.layout and resolved.model_copy(update=same) == job.config:
         raise ConfigError([_no_change_fault(resolved)], "resize")
@@ -319,7 +311,7 @@ def rehosted_job(
     """
     resolved = load_config(job.config.model_dump(mode="json"), [f"cluster.hosts={len(hosts)}"])
     with importable(job.role_folder):
-        layout = planned(resolved, "hosts", **_host_resources(hosts))
+        layout = planned(resolved, "hosts", hosts=[host.resources for host in hosts])
     return _next_job(job, layout, resolved, classes_of(resolved, layout, roles))
 
 

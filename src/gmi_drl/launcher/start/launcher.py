@@ -5,38 +5,27 @@ This process never imports torch: that happens once, in the fork server, while t
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmi_drl import runtime
 from gmi_drl.gmi import lease
-from gmi_drl.launcher.callbacks.callback import EndedRun, StartedRun
-from gmi_drl.launcher.callbacks.calls import CallbackError, Callbacks
-from gmi_drl.launcher.callbacks.loading import check_objects, made_callbacks
-from gmi_drl.launcher.folder.run_folder import (
-    RunFolder,
-    RunFolderError,
-    keep_gcs_in,
-    outcome_of,
-    resume_command,
-)
+from gmi_drl.launcher.callbacks.calls import Callbacks
+from gmi_drl.launcher.callbacks.loading import check_objects
+from gmi_drl.launcher.folder.run_folder import RunFolder, keep_gcs_in
 from gmi_drl.launcher.hosts.stores import merged_stores
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.view.view import ViewName
 from gmi_drl.launcher.watch.watch import PromiseOf, Watch, is_comparable
 from gmi_drl.placement import Config
-from gmi_drl.roles.loading import importable
-from gmi_drl.roles.role.job import Job
 
 from .jobs import Follow, Resolve, new_job, resumed_job
 from .preload import preload_of
 from .resizer import Resizer
-from .result import RunResult, memory_held, result_of, summary_of
+from .result import RunResult
 from .training_run import TrainingRun
 
 if TYPE_CHECKING:
@@ -91,68 +80,16 @@ def launch(
             left = [f"undone: what a killed launcher had left of backend {k}" for k in kinds]
             assert job.folder is not None
             with _control_store(job.folder, keep, cluster) as store:
-                return _run(
-                    job, view, store, notes=left + notes, objects=objects, watch=watch,
-                    promise_of=promise_of, roles=roles, cluster=cluster, follow=follow,
+                folder = RunFolder(job.folder)
+                run = TrainingRun(
+                    folder=folder, view=view, store=store, watch=watch, promise_of=promise_of,
+                    resizer=Resizer(folder, job, roles, follow), cluster=cluster,
+                    callbacks=Callbacks([], folder.path, job.config), notes=left + notes,
                 )  # fmt: skip
+                return run.run(objects)
         finally:
             if is_ours:
                 runtime.shutdown()
-
-
-def _run(
-    job: Job,
-    view: ViewName,
-    store: Path | None,  # the control store, where it is the run's own
-    *,
-    notes: Sequence[str],
-    objects: Sequence[object],  # callbacks beside those that the config names
-    watch: Watch | None,
-    promise_of: PromiseOf | None,
-    roles: Mapping[str, type[DRL_role]] | None,
-    cluster: Cluster | None,  # None: this machine is the only one
-    follow: Follow | None,
-) -> RunResult:
-    """Trains by one layout after another, shows what GMIs report, and writes down how it ended."""
-    assert job.folder is not None
-    folder = RunFolder(job.folder)
-    started = time.time()
-    folder.update(state="running", pid=os.getpid(), started=started, error=None)
-    if job.plan:
-        folder.write_plan(job.plan)
-    run = TrainingRun(
-        folder=folder, view=view, store=store, callbacks=Callbacks([], folder.path, job.config),
-        resizer=Resizer(folder, job, roles, follow), watch=watch, promise_of=promise_of,
-        cluster=cluster, started=started, notes=notes,
-    )  # fmt: skip
-    try:
-        with importable(job.role_folder):
-            callbacks = [*made_callbacks(job.config, job.role_folder), *objects]
-            run.callbacks = Callbacks(callbacks, folder.path, job.config)
-            run.callbacks.start(
-                StartedRun(
-                    folder=folder.path,
-                    config=job.config,
-                    layout=job.layout,
-                    is_resumed=job.resume is not None,
-                    request_stop=run.callbacks.request_stop,
-                )
-            )
-        end = run.train()
-        result = result_of(run.job, folder, end, run.last, run.restarts)
-    except BaseException as error:
-        outcome = outcome_of(error)
-        with suppress(OSError, RunFolderError):  # a full disk must not hide what went wrong
-            folder.update(**outcome, **summary_of(run.last), **memory_held(run.job))
-        with suppress(CallbackError):
-            run.callbacks.end(EndedRun(outcome["state"], outcome["error"]))
-        # The same resume again would be refused again.
-        refused = job.resume is not None and not run.last and outcome["state"] == "failed"
-        if (command := resume_command(folder.path)) and not refused:
-            error.add_note(f"to go on: {command}")
-        raise
-    run.callbacks.end(EndedRun(end.state, result=result))
-    return result
 
 
 @contextmanager

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -10,9 +13,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gmi_drl.errors import GmiDrlError
 from gmi_drl.gmi import Gang, GmiDied
+from gmi_drl.launcher.callbacks.callback import EndedRun, StartedRun
 from gmi_drl.launcher.callbacks.calls import CallbackError, Callbacks
+from gmi_drl.launcher.callbacks.loading import made_callbacks
 from gmi_drl.launcher.colocated_runs import at_work, overlaps
-from gmi_drl.launcher.folder.run_folder import RunFolder
+from gmi_drl.launcher.folder.run_folder import (
+    RunFolder,
+    RunFolderError,
+    outcome_of,
+    resume_command,
+)
 from gmi_drl.launcher.hosts.cluster_watch import ClusterWatch
 from gmi_drl.launcher.hosts.messages import HostLost
 from gmi_drl.launcher.view.view import RunView, ViewName, opened
@@ -29,7 +39,7 @@ from gmi_drl.runtime.errors import exit_text
 
 from .gang_loop import Reports, keeping_lineage, train_until_done, warn
 from .resizer import Resizer
-from .result import RunEnd, memory_held, nothing_left
+from .result import RunEnd, RunResult, memory_held, nothing_left, result_of, summary_of
 
 if TYPE_CHECKING:
     from gmi_drl.launcher.hosts.cluster import Cluster
@@ -46,9 +56,9 @@ class TrainingRun:
     resizer: Resizer
     watch: Watch | None
     promise_of: PromiseOf | None
-    cluster: Cluster | None
-    started: float
+    cluster: Cluster | None  # None: this machine is the only one
     notes: Sequence[str]  # to be shown when GMIs are started next
+    started: float = field(default_factory=time.time)
     last: dict[str, Any] = field(default_factory=dict)  # the last iteration
     restarts: int = 0
     _policies: PolicyLog | None = None  # of the layout before
@@ -56,6 +66,45 @@ class TrainingRun:
     @property
     def job(self) -> Job:
         return self.resizer.job
+
+    def run(self, callbacks: Sequence[object]) -> RunResult:
+        """Trains, tells callbacks, these and those of the config, and writes down how it ended."""
+        job, folder = self.job, self.folder
+        folder.update(state="running", pid=os.getpid(), started=self.started, error=None)
+        if job.plan:
+            folder.write_plan(job.plan)
+        try:
+            with importable(job.role_folder):
+                made = made_callbacks(job.config, job.role_folder)
+                self.callbacks = Callbacks([*made, *callbacks], folder.path, job.config)
+                self.callbacks.start(
+                    StartedRun(
+                        folder=folder.path,
+                        config=job.config,
+                        layout=job.layout,
+                        is_resumed=job.resume is not None,
+                        request_stop=self.callbacks.request_stop,
+                    )
+                )
+            end = self.train()
+            result = result_of(self.job, folder, end, self.last, self.restarts)
+        except BaseException as error:
+            self._note_failure(error, was_resumed=job.resume is not None)
+            raise
+        self.callbacks.end(EndedRun(end.state, result=result))
+        return result
+
+    def _note_failure(self, error: BaseException, was_resumed: bool) -> None:
+        """Writes down what has ended the run, and tells callbacks; the error says how to go on."""
+        outcome = outcome_of(error)
+        with suppress(OSError, RunFolderError):  # a full disk must not hide what went wrong
+            self.folder.update(**outcome, **summary_of(self.last), **memory_held(self.job))
+        with suppress(CallbackError):
+            self.callbacks.end(EndedRun(outcome["state"], outcome["error"]))
+        # The same resume again would be refused again.
+        refused = was_resumed and not self.last and outcome["state"] == "failed"
+        if (command := resume_command(self.folder.path)) and not refused:
+            error.add_note(f"to go on: {command}")
 
     def train(self) -> RunEnd:
         """Trains by one layout after another, until the run comes to its end."""
