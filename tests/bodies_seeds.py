@@ -23,9 +23,9 @@ def main():
     """Tells what it has of the GPU in a file; the first has all interrupted when all have."""
     assert private_leases.lease._BASE  # of this test
     sys.path[:] = pickle.load(sys.stdin.buffer)
-    job = pickle.load(sys.stdin.buffer)
+    options = pickle.load(sys.stdin.buffer)
     fake_nvml.install(pytest.MonkeyPatch(), boxes.dgx_h100()[0])
-    config = load_config(job.config)
+    config = load_config(options["config"])
     layout, folder = planned(config), Path(config.run.folder)
     outcome = SeedOutcome(error="nobody has interrupted it", exit_code=1)
     with LayoutSlices(layout) as slices:

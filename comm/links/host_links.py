@@ -7,9 +7,9 @@ the links of its machine, by the addresses of the hosts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from gmi_drl.comm.group.group import Wire
 from gmi_drl.comm.hosts import steps
@@ -40,10 +40,6 @@ class HostsReduction:
     sent_bytes: int  # by the host that sends the most, each time; of gloo those of a ring
     repeatable: bool  # chosen by the size alone, whatever was measured
     measured: BetweenHosts | None  # what the way was chosen by
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns everything as JSON's types."""
-        return asdict(self)
 
 
 def reduction_across(

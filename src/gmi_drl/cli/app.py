@@ -6,12 +6,15 @@ arguments; 130 ended by Ctrl-C. Nothing heavy is imported before a command needs
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
+import json
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
@@ -20,7 +23,7 @@ from typer.core import TyperCommand
 
 from gmi_drl import __version__
 from gmi_drl.errors import GmiDrlError
-from gmi_drl.launcher.view.tables import printable_lines
+from gmi_drl.launcher.view.tables import printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,6 +93,24 @@ def write_file(option: str, file: Path, text: str) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise BadPath(f"{option} {file}: {error.strerror}. Give another path.") from None
+
+
+def print_json(value: object) -> None:
+    """Prints a value for programs, with dataclasses as objects."""
+    print(json.dumps(value, indent=1, default=dataclasses.asdict))
+
+
+@contextmanager
+def status(text: str) -> Iterator[Callable[[str], None]]:
+    """Shows a text on standard error while the block runs, if that is a terminal.
+
+    Yields a function that shows another one instead.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status(text) as shown:
+        yield lambda line: shown.update(Text(printable(line)))
 
 
 def console_for(plain: bool = False) -> Console:

@@ -7,7 +7,7 @@ import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -24,6 +24,7 @@ from .app import (
     Quiet,
     command,
     console_for,
+    print_json,
     refuse_no_file,
     view_for,
     write_file,
@@ -276,12 +277,12 @@ def plan(
             "layout": json.loads(gmis.to_json()),
             "tuned": notes,
             "backend": reason,
-            "templates": [dataclasses.asdict(row) for row in rows],
+            "templates": rows,
             "reduction": reduction.as_json(),
-            **({} if across is None else {"across_hosts": across.as_json()}),
-            **({} if experience is None else {"experience_across": experience.as_json()}),
+            **({} if across is None else {"across_hosts": across}),
+            **({} if experience is None else {"experience_across": experience}),
         }
-        print(json.dumps(answer, indent=1))
+        print_json(answer)
         return 0
     plan_tables.print_templates(console, resolved.mode, rows)
     plan_tables.print_reduction(console, reduction, host, across)
@@ -309,7 +310,7 @@ def _plan_on(source: Path, overrides: list[str], on: str, as_json: bool) -> int:
         raise ConfigError(faults, f"{source} on {hardware.name}")
     work, rows = forecast(config, layout_of(config, topology), hardware, ladder(hosts))
     if as_json:
-        print(json.dumps(forecast_tables.as_json(hardware, work, rows), indent=1))
+        print_json(forecast_tables.as_json(hardware, work, rows))
     else:
         forecast_tables.print_forecast(console_for(), hardware, work, rows)
     return 0
@@ -335,7 +336,7 @@ def doctor(measure: _Measured = None, as_json: AsJson = False) -> int:
     console = console_for()
     if as_json:
         diagnosis = diagnose(_links(measure))
-        print(json.dumps(diagnosis.as_json(), indent=1))
+        print_json(diagnosis.as_json())
     else:
         with console.status("looking at the driver") as status:
             diagnosis = diagnose(_links(measure), status.update)
@@ -410,7 +411,7 @@ def state(run: _Run = None, as_json: AsJson = False) -> int:
 
     recorded = run_state.read_state(run_state.store_of(run))
     if as_json:
-        print(json.dumps(dataclasses.asdict(recorded), indent=1))
+        print_json(recorded)
     else:
         run_state.print_state(console_for(), recorded)
     return 0
@@ -487,24 +488,24 @@ def lineage(
             print("\n".join(as_dot(tree) if dot else as_text(tree)))
             return 0
         policies = policy_lineage.PolicyReader(store)
-        answer: object
+        answer: Any
         if gmi is not None:
-            contributions = policies.contributions(gmi, after)
-            answer = [dataclasses.asdict(c) for c in contributions]
-            lines = policy_lines.contribution_lines(contributions, gmi, after)
+            answer = policies.contributions(gmi, after)
+            lines = policy_lines.contribution_lines(answer, gmi, after)
         elif killed:
-            deaths = policies.killed()
-            answer = [dataclasses.asdict(c) for c in deaths]
-            lines = policy_lines.killed_lines(deaths)
+            answer = policies.killed()
+            lines = policy_lines.killed_lines(answer)
         elif longest_lag:
-            policy = policies.longest_lag()
-            answer, lines = policy_lines.as_json(policy), policy_lines.lag_lines(policy)
+            answer = policies.longest_lag()
+            lines = policy_lines.lag_lines(answer)
         else:
             assert name is not None
             version = policies.find(name)
-            record = policies.policy(version)
-            answer = record and policy_lines.as_json(record)
+            answer = policies.policy(version)
             tree = policy_lines.tree_of(policies, version, 0 if as_json else depth)
             lines = as_dot(tree) if dot else as_text(tree)
-    print(json.dumps(answer) if as_json else "\n".join(lines))
+    if as_json:
+        print_json(answer)
+    else:
+        print("\n".join(lines))
     return 0

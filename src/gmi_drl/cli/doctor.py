@@ -78,12 +78,12 @@ class Diagnosis:
         return f"This machine {where}{broken_text}."
 
     def as_json(self) -> dict[str, Any]:
-        """Returns everything as JSON's types."""
+        """Returns everything as JSON's types and dataclasses of these."""
         return {
             "works": self.works,
             "verdict": self.verdict,
-            "findings": [dataclasses.asdict(finding) for finding in self.findings],
-            "topology": dataclasses.asdict(self.topology),
+            "findings": self.findings,
+            "topology": self.topology,
             "links": [
                 dataclasses.asdict(key)
                 | {name: getattr(link, name) for name in ("alpha_s", "beta_s_per_byte", "residual")}

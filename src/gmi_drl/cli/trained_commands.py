@@ -8,7 +8,16 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from .app import AsJson, Overrides, command, console_for, refuse_no_file, tell
+from .app import (
+    AsJson,
+    Overrides,
+    command,
+    console_for,
+    print_json,
+    refuse_no_file,
+    status,
+    tell,
+)
 
 Run: TypeAlias = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run's folder, or one of its checkpoints.")
@@ -51,23 +60,17 @@ def evaluate(
     as_json: AsJson = False,
 ) -> int:
     """Play whole episodes with the policy of each RUN; keeps report/eval.json in its folder."""
-    import json
-
-    from rich.console import Console
-    from rich.text import Text
-
     from gmi_drl.errors import GmiDrlError
-    from gmi_drl.launcher.view.tables import printable
     from gmi_drl.trained.evaluation import evaluate as evaluated
     from gmi_drl.trained.evaluation import print_evaluations
 
     evaluations, code = [], 0
-    with Console(stderr=True).status("loading") as status:  # shown on a terminal alone
+    with status("loading") as say:
         for run in runs:
 
             def show(ended: int, of: int, mean: float, run: Path = run) -> None:
                 mean_text = f", mean {mean:,.1f}" if ended else ""
-                status.update(Text(f"{printable(run)}: {ended} of {of} episodes{mean_text}"))
+                say(f"{run}: {ended} of {of} episodes{mean_text}")
 
             try:
                 evaluation = evaluated(
@@ -89,7 +92,7 @@ def evaluate(
             else:
                 evaluations.append(evaluation)
     if as_json:
-        print(json.dumps([e.as_json() for e in evaluations], indent=1))
+        print_json([evaluation.as_json() for evaluation in evaluations])
     elif evaluations:
         print_evaluations(console_for(), evaluations)
     return code
@@ -106,15 +109,11 @@ def video(
     overrides: Overrides = None,
 ) -> int:
     """Film the policy of RUN as report/video.mp4, on a machine without a display too."""
-    from rich.console import Console
-    from rich.text import Text
-
-    from gmi_drl.launcher.view.tables import printable
     from gmi_drl.trained.filming import record_video
 
     if output is not None:
         refuse_no_file("-o", output)
-    with Console(stderr=True).status("loading") as status:  # shown on a terminal alone
+    with status("loading") as say:
         file = record_video(
             run,
             checkpoint=checkpoint,
@@ -123,7 +122,7 @@ def video(
             max_frames=max_frames,
             file=output,
             overrides=overrides or (),
-            progress=lambda line: status.update(Text(f"{printable(run)}: {printable(line)}")),
+            progress=lambda line: say(f"{run}: {line}"),
         )
     print(f"film: {file}")
     return 0
@@ -150,10 +149,6 @@ def export(
     """Write the policy of RUN for other programs, and try the file before it is said to be done."""
     import shlex
 
-    from rich.console import Console
-    from rich.text import Text
-
-    from gmi_drl.launcher.view.tables import printable
     from gmi_drl.trained.card import refuse_other_files, write_card
     from gmi_drl.trained.evaluation import evaluate as evaluated
     from gmi_drl.trained.exporting import export_policy
@@ -175,12 +170,12 @@ def export(
         result = export_policy(policy, form.value, file)
         print(f"policy: {file} ({result})")
     if card:
-        with Console(stderr=True).status("evaluating") as status:  # shown on a terminal alone
+        with status("evaluating") as say:
             evaluation = evaluated(run, checkpoint=checkpoint, overrides=overrides or ())
             card_file = write_card(
                 policy, file, form.value, evaluation,
                 overrides=overrides or (),
-                progress=lambda line: status.update(Text(f"filming: {printable(line)}")),
+                progress=lambda line: say(f"filming: {line}"),
             )  # fmt: skip
         print(f"card: {card_file}\nTo publish it: hf upload NAME {shlex.quote(str(file.parent))}")
     return 0

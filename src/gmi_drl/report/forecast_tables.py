@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.comm.plan.project import duration_text
@@ -108,9 +109,7 @@ def _shares(values: Range) -> str:
 
 
 def as_json(hardware: Hardware, work: Work, rows: Sequence[Forecast]) -> dict[str, Any]:
-    """Returns everything as JSON's types."""
-    import dataclasses
-
+    """Returns everything as JSON's types and dataclasses of these."""
     task = hardware.tasks[work.env_id]
     return {
         "projected": True,
@@ -119,9 +118,8 @@ def as_json(hardware: Hardware, work: Work, rows: Sequence[Forecast]) -> dict[st
         "figures": {
             key: figure.model_dump() for key, figure in (*hardware.figures.items(), *task.items())
         },
-        "work": dataclasses.asdict(work),
+        "work": work,
         "hosts": [
-            {**dataclasses.asdict(row), "dominating": row.dominating, "limiting": row.limiting}
-            for row in rows
+            {**asdict(row), "dominating": row.dominating, "limiting": row.limiting} for row in rows
         ],
     }

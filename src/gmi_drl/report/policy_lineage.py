@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gmi_drl.launcher.view.tables import cut
 from gmi_drl.launcher.watch.policy_log import GMI_DIED, process_id
@@ -24,11 +25,17 @@ _WHERE: Final = "docs/lineage.md"
 _MOST_TEXT: Final = 300  # characters of what a row says
 
 
-class Version(NamedTuple):
+@dataclass(frozen=True)
+class Version:
     """Names a version: of several with one number the branch tells which."""
 
     branch: int
     number: int
+
+    @property
+    def id(self) -> bytes:
+        """Returns the id of its row."""
+        return policy_id(self.branch, self.number)
 
     def __str__(self) -> str:
         return f"{PREFIX}{self.number}"
@@ -156,8 +163,8 @@ class PolicyReader:
         if version is not None and self._row(version) is not None:
             return version
         (min_id,) = self._store.execute("SELECT min(id) FROM policies").fetchone()
-        if version is not None and min_id is not None and policy_id(*version) < min_id:
-            oldest = Version(*_branch_and_version(min_id))
+        if version is not None and min_id is not None and version.id < min_id:
+            oldest = Version(int.from_bytes(min_id[:8], "big"), int.from_bytes(min_id[8:], "big"))
             raise GcsError(
                 f"{text}: flushed. The control store keeps the newest versions, as many as "
                 f"run.lineage says, here from {oldest} on. Ask for one of these; a run that shall "
@@ -213,7 +220,7 @@ class PolicyReader:
         Of a run with a replay these are the ones that drew from a replay with its data in it.
         """
         by_process = {
-            id: Killed(*_gmi_and_process(id), session=id[:8].hex(), how=how)
+            id: Killed(*struct.unpack(">8xII", id), session=id[:8].hex(), how=how)
             for id, how in self._deaths().items()
         }
         stored: dict[tuple[bytes, int], int] = {}  # by process and trainer: the last version
@@ -251,17 +258,17 @@ class PolicyReader:
     # Versions and branches ----------------------------------------------------------------------
 
     def _row(self, version: Version) -> PolicyRow | None:
-        return find(self._store, PolicyRow, policy_id(*version))
+        return find(self._store, PolicyRow, version.id)
 
     def _rows_between(self, branch: int, first: int, last: int) -> Iterator[PolicyRow]:
         """Yields the rows of a branch after version `first` up to `last`."""
-        low, high = policy_id(branch, first).hex(), policy_id(branch, last).hex()
+        low, high = Version(branch, first).id.hex(), Version(branch, last).id.hex()
         return scan(self._store, PolicyRow, f"id > x'{low}' AND id <= x'{high}'")
 
     def _newest_version(self, branch: int) -> int:
         (last,) = self._store.execute(
             "SELECT max(version) FROM policies WHERE id > ? AND id < ?",
-            (policy_id(branch, 0), policy_id(branch + 1, 0)),
+            (Version(branch, 0).id, Version(branch + 1, 0).id),
         ).fetchone()
         return self._branches[branch].version if last is None else int(last)
 
@@ -360,14 +367,6 @@ class PolicyReader:
             for row in rows
             if len(row.subject) == 16 and row.subject[:8] in sessions
         }
-
-
-def _branch_and_version(id: bytes) -> tuple[int, int]:
-    return int.from_bytes(id[:8], "big"), int.from_bytes(id[8:], "big")
-
-
-def _gmi_and_process(id: bytes) -> tuple[int, int]:
-    return int.from_bytes(id[8:12], "big"), int.from_bytes(id[12:], "big")
 
 
 def _numbers_in(row: PolicyRow, name: str, width: int) -> list[list[int]]:

@@ -1,10 +1,9 @@
-"""Says what policies were computed from: as a tree, in lines, and as plain values."""
+"""Says what policies were computed from: as a tree, and in lines."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,17 +94,6 @@ def _describe(policy: PolicyRecord, *, is_brief: bool) -> str:
     if policy.undone:
         words.append("undone: training went back behind it")
     return printable(cut(", ".join(words), _MOST_TEXT))
-
-
-def as_json(policy: PolicyRecord) -> dict[str, Any]:
-    """Returns a policy's record as plain values, for programs."""
-    plain = asdict(policy)
-    plain["version"] = policy.version._asdict()
-    plain["previous"] = None if policy.previous is None else policy.previous._asdict()
-    for sample in plain["samples"]:
-        sampled_with = sample["sampled_with"]
-        sample["sampled_with"] = None if sampled_with is None else sampled_with._asdict()
-    return plain
 
 
 def contribution_lines(found: Sequence[Contribution], gmi_id: int, after: int) -> list[str]:

@@ -9,26 +9,14 @@ import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.errors import GmiDrlError
 
 if TYPE_CHECKING:
     from gmi_drl.launcher.start.result import RunResult
-    from gmi_drl.launcher.view.view import ViewName
 
 _MOST_TEXT: Final = 16_000  # of an error; a pipe takes 64 KB before anyone reads
-
-
-@dataclass(frozen=True)
-class SeedJob:
-    """Holds what a child launches."""
-
-    config: dict[str, Any]
-    import_path: Path
-    view: ViewName
-    options: Mapping[str, Any]  # further ones of `launch`
 
 
 @dataclass(frozen=True)
@@ -50,13 +38,13 @@ def main() -> int:
     if os.getppid() != parent:
         return 1
     sys.path[:] = pickle.load(sys.stdin.buffer)
-    job: SeedJob = pickle.load(sys.stdin.buffer)
-    outcome = _launched(job)
+    outcome = _launched(pickle.load(sys.stdin.buffer))
     os.write(pipe, pickle.dumps(outcome))
     return outcome.exit_code
 
 
-def _launched(job: SeedJob) -> SeedOutcome:
+def _launched(options: Mapping[str, Any]) -> SeedOutcome:
+    """Calls `launch` with these arguments."""
     from gmi_drl.cli.app import FAILED, INTERRUPTED
     from gmi_drl.cli.main import warnings_without_source
     from gmi_drl.launcher.interrupts import terminate_as_interrupt
@@ -64,13 +52,7 @@ def _launched(job: SeedJob) -> SeedOutcome:
 
     try:
         with terminate_as_interrupt(), warnings_without_source():
-            result = launch(
-                job.config,
-                view=job.view,
-                import_path=job.import_path,
-                keep_gcs=True,
-                **job.options,
-            )
+            result = launch(**options, keep_gcs=True)
     except KeyboardInterrupt:
         return SeedOutcome(error="interrupted", exit_code=INTERRUPTED)
     except GmiDrlError as error:

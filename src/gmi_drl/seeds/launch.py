@@ -33,7 +33,7 @@ from gmi_drl.placement.checks.config import one_machine_faults
 from gmi_drl.roles.loading import importable
 from gmi_drl.runtime.cache_files import replace_file
 
-from .child import SeedJob, SeedOutcome
+from .child import SeedOutcome
 from .shares import DeviceShare, SeedsError, device_shares, shared_gpus
 
 if TYPE_CHECKING:
@@ -124,7 +124,8 @@ def launch_seeds(
                 planned(load_config(share.of(resolved, first)), source)
         seeds = range(first, first + count)
         with shared_gpus(shares) as variables, every_signal_counts():
-            job = _Seeds(resolved, seeds, shares, variables, import_path, screen, options)
+            arguments = {**options, "import_path": import_path}
+            job = _Seeds(resolved, seeds, shares, variables, screen, arguments)
             job.run()
     comparison, page = _compared(resolved, job.runs)
     return SeedsResult([job.runs[seed] for seed in job.seeds], comparison, page)
@@ -152,13 +153,12 @@ class _Seeds:
         seeds: range,
         shares: list[DeviceShare],
         variables: Mapping[str, str],
-        import_path: Path,
         screen: Screen,
         options: Mapping[str, Any],
     ) -> None:
+        """`options`: arguments of each `launch`, beside its config and view."""
         self.seeds, self.runs = seeds, {seed: SeedRun(seed, "not started") for seed in seeds}
-        self._config, self._import_path, self._options = config, import_path, options
-        self._variables = variables
+        self._config, self._options, self._variables = config, options, variables
         self._screen, self._free, self._waiting = screen, list(shares), list(seeds)
         self._running: dict[int, _Launch] = {}
         # One at a time has the terminal to itself; of several each line says whose it is.
@@ -186,7 +186,8 @@ class _Seeds:
         self._screen.note(f"seed {seed}: {seed - self.seeds[0] + 1} of {len(self.seeds)}")
         reading, writing = os.pipe()
         view: ViewName = "live" if self._inherits else "plain"
-        job = SeedJob(share.of(self._config, seed), self._import_path, view, self._options)
+        config = share.of(self._config, seed)
+        options = {**self._options, "config": config, "view": view}
         try:
             process = subprocess.Popen(
                 [sys.executable, "-m", _CHILD, str(writing), str(os.getpid())],
@@ -210,7 +211,7 @@ class _Seeds:
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError), process.stdin as file:  # it tells why it ended
             file.write(pickle.dumps(sys.path))
-            file.write(cloudpickle.dumps(job))
+            file.write(cloudpickle.dumps(options))
 
     def _look(self) -> None:
         """Waits a moment; shows what launches have said, and takes in those that have ended."""

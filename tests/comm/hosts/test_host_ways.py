@@ -136,4 +136,4 @@ def test_a_plan_takes_the_fastest_way_that_the_network_allows():
     assert plan(50_000, trusted=True).way == "gloo"
     assert plan(50_000, repeatable=True) == replace(usual, repeatable=True)
     assert steps.usual_way(3, 200_000) == usual.way
-    assert plan(50_000).as_json()["measured"]["links"]["one_step"]["alpha_s"] == 1e-3
+    assert plan(50_000).measured.links["one_step"].alpha_s == 1e-3

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from gmi_drl.placement import Config, Layout, UpdateSize
 
@@ -31,10 +31,6 @@ class ExperienceAcross:
     segment_bytes: int | None
     policy_bytes: int | None  # of a version, to each host that only samples
     unknown: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns everything as JSON's types."""
-        return asdict(self)
 
 
 def experience_across(
