@@ -28,7 +28,7 @@ from gmi_drl.launcher.folder.resize_request import (
 from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.launcher.start.jobs import new_job
 from gmi_drl.launcher.start.launcher import launch
-from gmi_drl.launcher.start.resizer import Resizer
+from gmi_drl.launcher.start.resizer import Resizer, _Change
 from gmi_drl.launcher.start.training_run import TrainingRun
 from gmi_drl.launcher.watch import noise_watch
 from gmi_drl.launcher.watch.noise_watch import NoiseFit
@@ -260,7 +260,7 @@ def test_a_run_that_is_asked_to_stop_goes_on_by_no_other_layout(tmp_path, monkey
         gangs = iter([StoppingGang()])
         monkeypatch.setattr(run, "_gang", lambda *args: next(gangs))
         if is_new:
-            monkeypatch.setattr(resizer, "_before", job)
+            monkeypatch.setattr(resizer, "_change", _Change(job, (), before=job))
         else:
             monkeypatch.setattr(resizer, "lose", lambda *args: pytest.fail("it looks for a layout"))
         with pytest.raises(GmiDied):

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.errors import GmiDrlError
@@ -29,6 +29,7 @@ from gmi_drl.launcher.folder.resize_request import (
     withdraw_request,
 )
 from gmi_drl.launcher.folder.run_folder import RunFolder
+from gmi_drl.launcher.watch.watch import Watch
 from gmi_drl.placement import counted
 from gmi_drl.roles.role import readiness
 from gmi_drl.roles.role.heirs import NOBODY, choose_heir
@@ -51,7 +52,20 @@ class DeviceLostError(GmiDrlError, RuntimeError):
     """A device of the run is lost, and the run cannot go on without it."""
 
 
-class Resizer:
+@dataclass
+class _Change:
+    """Holds another layout for the run, and why it is to have that."""
+
+    job: Job  # of the layout
+    notes: Sequence[str]
+    request: ResizeRequest | None = None  # None: nobody has asked
+    proposed: str = ""  # where the run resizes itself: why, and settings
+    is_told: bool = True  # whether GMIs are asked to stop for it
+    shrinks: bool = False  # something is lost, and the layout before does not go on
+    before: Job | None = None  # of the layout before, once this one has taken its place
+
+
+class Resizer(Watch):
     """Looks for resize requests and changes layouts; a `Watch` of the GMIs of either layout."""
 
     def __init__(
@@ -63,14 +77,10 @@ class Resizer:
     ) -> None:
         self._folder, self._roles, self._follow = folder, roles, follow
         self.job = job  # of the layout that trains, or is to
-        self.notes: Sequence[str] = ()
-        self._before: Job | None = None  # while the new layout has not trained yet
-        self._request: ResizeRequest | None = None
+        self._change: _Change | None = None  # until the new layout has trained
         self._gone: dict[int, str] = {}  # devices of the present layout that are lost, and how
         self._lost: set[str] = set()  # UUIDs of all GPUs that the run has lost
-        self._shrinks = False  # until the layout without them has trained
-        self._proposed = ""  # until it has trained: why the run resizes itself, and settings
-        self._is_told, self._may_propose = False, True  # never again after one that was undone
+        self._may_propose = True  # never again after one that was undone
         self._give_up_s = 0.0  # when survivors that have not answered are given up
         self._left: Sequence[int] = ()  # GMIs that train and have lost peers with a device
         self._heir = NOBODY  # the one of them that is to save the state
@@ -81,13 +91,12 @@ class Resizer:
     @property
     def is_wanted(self) -> bool:
         """Tells that the GMIs are to make room for those of another layout."""
-        wanted = self._request is not None or self._shrinks or bool(self._proposed)
-        return wanted and self._before is None
+        return self._change is not None and self._change.before is None
 
     @property
     def is_shrinking(self) -> bool:
         """Tells that the GMIs are to make room for a layout without a lost device."""
-        return self._shrinks and self._before is None
+        return self._change is not None and self._change.shrinks and self.is_wanted
 
     @property
     def may_shrink(self) -> bool:
@@ -98,24 +107,22 @@ class Resizer:
     def look(self) -> bool:
         """Tells whether a resize is to begin; a request that cannot be done is refused."""
         now_s = time.monotonic()
-        if self._proposed and not self._is_told:
-            self._is_told = True
+        if self._change is not None and not self._change.is_told:
+            self._change.is_told = True
             self._mark(1)
             return True
-        if self.is_wanted or self._before is not None or now_s - self._looked_s < _LOOK_S:
+        if self._change is not None or now_s - self._looked_s < _LOOK_S:
             return False
         self._looked_s = now_s
         if (request := request_in(self._folder.path)) is None:
             return False
-        self._request = request
         try:
-            self._new, self.notes = resized_job(
-                self.job, request.overrides, self._roles, self._lost
-            )
+            job, notes = resized_job(self.job, request.overrides, self._roles, self._lost)
         except (GmiDrlError, ValueError) as error:
-            self._answer("refused", str(error))
+            self._answer(request, "refused", str(error))
             return False
-        self._answer("changing", f"ending an iteration to become {_describe(self._new)}")
+        self._change = _Change(job, notes, request)
+        self._answer(request, "changing", f"ending an iteration to become {_describe(job)}")
         self._mark(1)
         return True
 
@@ -132,7 +139,7 @@ class Resizer:
         run does so four times at most, and never back: a noise scale that goes up and down moves it
         once, and the speed of its first layout alone is watched. Returns what to say.
         """
-        if self.is_wanted or self._before is not None:
+        if self._change is not None:
             return "The run does not resize itself: another resize is under way."
         resizes = self._folder.entries("resizes")
         proposals = [str(entry["proposed"]) for entry in resizes if entry.get("proposed")]
@@ -144,11 +151,11 @@ class Resizer:
         reason = ""
         for way in ways:
             try:
-                self._new, self.notes = resized_job(self.job, way.split(), self._roles, self._lost)
+                job, notes = resized_job(self.job, way.split(), self._roles, self._lost)
             except (GmiDrlError, ValueError) as error:
                 reason = reason or str(error)
                 continue
-            self._proposed, self._is_told = f"{cause} {way}", False
+            self._change = _Change(job, notes, proposed=f"{cause} {way}", is_told=False)
             return f"The run resizes itself by {way}."
         return f"The run cannot resize itself so: {reason}"
 
@@ -179,14 +186,12 @@ class Resizer:
         text = "; ".join(f"{devices[index].name} is lost: {why}" for index, why in new.items())
         try:
             assert self._follow is not None
-            self._new, self.notes = shrunk_job(
-                self.job, self._gone, self._roles, self._follow, self._lost
-            )
+            job, notes = shrunk_job(self.job, self._gone, self._roles, self._follow, self._lost)
         except (GmiDrlError, ValueError) as error:
             if dead:
                 raise DeviceLostError(f"{text}. There is no layout without it: {error}") from error
             return f"{text}. The run goes on as it is: there is no layout without it: {error}"
-        self._shrinks = True
+        self._change = _Change(job, notes, shrinks=True)
         leave_s = max(self.job.config.comm.timeout_s, grace_s)
         self._give_up_s = time.monotonic() + leave_s
         if not gang.is_stopped:
@@ -194,12 +199,11 @@ class Resizer:
             gang.request_stop()
         return text
 
-    def rehost(self, hosts: Sequence[Host]) -> str:
-        """Has the run go on with these hosts, as others are lost; returns what to say of that."""
+    def rehost(self, hosts: Sequence[Host]) -> tuple[str, ...]:
+        """Has the run go on with these hosts, as others are lost; returns notes of that."""
         self.give_up("a host was lost meanwhile: ask again when the run goes on")
         self.settle()
-        self._new, self.notes = rehosted_job(self.job, hosts, self._roles)
-        self._shrinks = True
+        self._change = _Change(*rehosted_job(self.job, hosts, self._roles), shrinks=True)
         return self.change()
 
     def _offline_devices(self) -> dict[int, str]:
@@ -252,18 +256,20 @@ class Resizer:
 
     def give_up(self, why: str) -> None:
         """Refuses a resize that is wanted and has not begun."""
-        if self.is_wanted:
-            self._answer("refused", why)
-            self._shrinks, self._proposed = False, ""
+        if self._change is not None and self.is_wanted:
+            self._answer(self._change.request, "refused", why)
+            self._change = None
             self._mark(0)
 
-    def change(self) -> str:
-        """Turns to the new layout, whose GMIs are started next; returns what to say of it."""
-        self._before, self.job, self._gone = self.job, self._new, {}
-        self._left, self._heir = (), NOBODY
-        self.job = self._with_resume(self._before, self.job)
-        by = f", {self._proposed}" if self._proposed else ""
-        return f"resizing: {_describe(self._before)} become {_describe(self.job)}{by}"
+    def change(self) -> tuple[str, ...]:
+        """Turns to the new layout, whose GMIs are started next; returns notes of it."""
+        change, before = self._change, self.job
+        assert change is not None
+        change.before, self.job = before, self._with_resume(before, change.job)
+        self._gone, self._left, self._heir = {}, (), NOBODY
+        by = f", {change.proposed}" if change.proposed else ""
+        text = f"resizing: {_describe(before)} become {_describe(self.job)}{by}"
+        return (text, *change.notes)
 
     def _with_resume(self, before: Job, job: Job) -> Job:
         """Returns the next job, which begins where the one before did if that has saved nothing.
@@ -277,37 +283,37 @@ class Resizer:
                     return job
         return replace(job, resume=before.resume)
 
-    def undo(self, error: GmiDrlError) -> str:
+    def undo(self, error: GmiDrlError) -> tuple[str, ...]:
         """Turns back to the layout that was; raises `error` where that is what has failed.
 
-        A layout that has lost a device is not turned back to: it makes room for the one without.
+        Returns notes of it. A layout that has lost a device is not turned back to: it makes room for the one without.
         """
         if self.is_shrinking:
             return self.change()
-        if self._before is None or self._shrinks:
+        change, self._change = self._change, None
+        if change is None or change.before is None or change.shrinks:
             raise error
-        before, self._before = self._before, None
-        if self._proposed:
-            self._proposed, self._may_propose = "", False
-        job, self.notes = renewed_job(before)
-        self.job = self._with_resume(before, job)
+        self._may_propose = self._may_propose and not change.proposed
+        job, notes = renewed_job(change.before)
+        self.job = self._with_resume(change.before, job)
         first, *_ = str(error).splitlines()
-        self._answer("undone", f"the new layout did not come up, and the old one goes on: {error}")
-        return f"resizing failed, the old layout goes on: {first}"
+        text = f"the new layout did not come up, and the old one goes on: {error}"
+        self._answer(change.request, "undone", text)
+        return (f"resizing failed, the old layout goes on: {first}", *notes)
 
     def show(self, record: dict[str, Any]) -> None:
         """Takes in a record: the first iteration of a new layout makes it the run's."""
         if record.get("kind") != "iteration":
             return
-        if self._before is not None:
-            self.settle(time.monotonic() - self._last_s)
+        self.settle(time.monotonic() - self._last_s)
         self._last_s = time.monotonic()
 
     def settle(self, pause_s: float = 0.0) -> None:
-        """Makes the new layout the run's own."""
-        if self._before is None:
+        """Makes the new layout, if there is one, the run's own."""
+        change, job = self._change, self.job
+        if change is None or change.before is None:
             return
-        self._before, self._shrinks, job, text = None, False, self.job, _describe(self.job)
+        self._change, text = None, _describe(job)
         try:
             if job.config.layout.file is None:  # else they are as they were
                 self._folder.become(job.config, job.layout, job.plan)
@@ -315,21 +321,16 @@ class Resizer:
             text += (
                 f" (not written to the run's folder, {error}: a resume may begin with the old one)"
             )
-        proposed = {"proposed": self._proposed} if self._proposed else {}
+        proposed = {"proposed": change.proposed} if change.proposed else {}
         self._folder.add_entry("resizes", layout=text, pause_s=round(pause_s, 3), **proposed)
-        self._proposed = ""
-        self._answer("done", text, pause_s)
+        self._answer(change.request, "done", text, pause_s)
 
-    def tick(self, gang: Gang) -> None:
-        """Does nothing: `look` is asked."""
-
-    def _answer(self, state: State, text: str, pause_s: float = 0.0) -> None:
-        if self._request is None:  # nobody has asked: a device was lost
-            return
-        answer = ResizeAnswer(self._request.id, state, text, round(pause_s, 3))
-        give_answer(self._folder.path, answer)
-        if state != "changing":
-            self._request = None
+    def _answer(
+        self, request: ResizeRequest | None, state: State, text: str, pause_s: float = 0.0
+    ) -> None:
+        if request is not None:  # else nobody has asked
+            answer = ResizeAnswer(request.id, state, text, round(pause_s, 3))
+            give_answer(self._folder.path, answer)
 
 
 def _describe(job: Job) -> str:

@@ -232,7 +232,7 @@ class TrainingRun:
             self.notes = (why, *hosts)
             return True
         if resizer.is_wanted and _stopped_early(gmis, resizer.is_shrinking):
-            self.notes = (resizer.change(), *resizer.notes)
+            self.notes = resizer.change()
             return True
         return False
 
@@ -261,7 +261,7 @@ class TrainingRun:
             return self._drop_hosts(host_lost)
         if self.job is not job:  # the GMIs had made room; only their clean-up failed
             return (*self.notes, str(error))
-        return (self.resizer.undo(error), *self.resizer.notes)
+        return self.resizer.undo(error)
 
     def _drop_hosts(self, error: HostLost) -> Sequence[str]:
         """Goes on without lost hosts, as `cluster.on_loss` says, or raises; returns notes."""
@@ -277,9 +277,9 @@ class TrainingRun:
         assert self.cluster is not None
         hosts_before = counted(len(self.cluster.hosts), "host")
         self.cluster.renew(lost, back)
-        change = self.resizer.rehost(self.cluster.hosts)
+        change, *notes = self.resizer.rehost(self.cluster.hosts)
         hosts_change = f"{hosts_before} before, {counted(len(self.cluster.hosts), 'host')} now"
-        return (f"{hosts_change}; {change}", *self.resizer.notes)
+        return (f"{hosts_change}; {change}", *notes)
 
     def _speed_watch(self, screen: RunView, propose: Propose | None) -> list[Watch]:
         """Returns the watch that `launch` was given, or the one that holds a promise."""

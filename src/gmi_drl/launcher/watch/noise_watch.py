@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from gmi_drl.gmi import Gang
 from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.launcher.view.view import RunView
-from gmi_drl.launcher.watch.watch import Propose
+from gmi_drl.launcher.watch.watch import Propose, Watch
 from gmi_drl.placement import (
     ActorCriticConfig,
     Config,
@@ -78,7 +77,7 @@ class NoiseFit:
         return name
 
 
-class NoiseWatch:
+class NoiseWatch(Watch):
     """Says on `screen`, once a run and side, that the noise scale does not fit, and what would.
 
     It is written to run.json as well, so that a run that goes on does not repeat it. Where it is
@@ -123,9 +122,6 @@ class NoiseWatch:
             self._folder.add_entry(
                 "noise_notes", side=side, noise_scale=noise_scale, iteration=iteration, text=message
             )
-
-    def tick(self, gang: Gang) -> None:
-        """Does nothing: there is nothing to look at between records."""
 
 
 def batches_of(config: Config, layout: Layout) -> tuple[int, int]:
