@@ -62,7 +62,7 @@ def commands(page):
 
 def parsers():
     """The parser of each command of `gmi-drl`."""
-    for name in ("commands", "trained_commands", "page_command", "tune_commands"):
+    for name in ("commands", "trained_commands", "tune_commands", "run_commands"):
         import_module(f"gmi_drl.cli.{name}")
     return typer.main.get_command(import_module("gmi_drl.cli.app").app).commands
 

@@ -14,8 +14,8 @@ from gmi_drl.launcher.view.tables import make_encodable
 
 _COMMANDS: Final = (  # in the order of --help
     "commands",
+    "run_commands",
     "trained_commands",
-    "page_command",
     "tune_commands",
 )
 _RUNNING: Final = ("launch", "tune", "search")  # those that start GMIs

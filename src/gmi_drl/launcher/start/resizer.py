@@ -286,7 +286,8 @@ class Resizer(Watch):
     def undo(self, error: GmiDrlError) -> tuple[str, ...]:
         """Turns back to the layout that was; raises `error` where that is what has failed.
 
-        Returns notes of it. A layout that has lost a device is not turned back to: it makes room for the one without.
+        Returns notes of it. A layout that has lost a device is not turned back to: it makes room
+        for the one without.
         """
         if self.is_shrinking:
             return self.change()
