@@ -5,6 +5,8 @@ import pickle
 from contextlib import contextmanager
 from typing import ClassVar
 
+import cloudpickle
+
 import fake_ray
 import gmi_drl
 from fake_ray import FakeHost
@@ -32,6 +34,10 @@ class Instant(NodeAgent):
         pass
 
     def talk(self, orders):
+        return [cloudpickle.dumps(self.report(orders))]
+
+    def report(self, orders):
+        """Returns what it answers to orders."""
         return Report(topology=self.topology, memory=host_memory())
 
     def end(self):
@@ -91,11 +97,11 @@ class Scripted(Instant):
         """Tells whether its GMIs end."""
         return orders.stop or orders.heir is not None
 
-    def talk(self, orders):
+    def report(self, orders):
         if orders.end:
             return Report(ended="as it was told to")
         if self.part is None:
-            return super().talk(orders)
+            return super().report(orders)
         host = self.part.host
         gmis = self.part.layout.on_host(host)
         gmi_ids, report = [gmi.gmi_id for gmi in gmis], Report()

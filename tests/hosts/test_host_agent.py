@@ -12,7 +12,7 @@ import pytest
 
 from bodies_tasks import until
 from gmi_drl.launcher.hosts.agent import NodeAgent
-from gmi_drl.launcher.hosts.messages import HostsError, Orders, Report
+from gmi_drl.launcher.hosts.messages import HostsError, Orders
 from gmi_drl.placement import load_config
 
 CORE = min(os.sched_getaffinity(0))
@@ -47,15 +47,15 @@ host_launcher.main()
 
 
 def said(agent, wanted):
-    """What the launcher has said when there is what is wanted of it."""
-    report = Report()
+    """The reports of the launcher until one of them has what is wanted; that is the last."""
+    reports = []
 
     def there():
-        report.add(agent.talk(Orders()))
-        return getattr(report, wanted)
+        reports.extend(agent.talk(Orders()))
+        return reports and getattr(pickle.loads(reports[-1]), wanted)
 
     until(there)
-    return report
+    return reports
 
 
 def test_the_launcher_of_a_host_looks_at_its_devices_and_ends_when_it_is_told(monkeypatch):
@@ -63,12 +63,12 @@ def test_the_launcher_of_a_host_looks_at_its_devices_and_ends_when_it_is_told(mo
     agent = NodeAgent(False)
     agent.talk(Orders())  # it is spoken to before it is told the config
     agent.tell(pickle.dumps(load_config(TOLD)))
-    (device,) = said(agent, "topology").topology.devices
+    (device,) = pickle.loads(said(agent, "topology")[-1]).topology.devices
     assert device.cores == (CORE,)
     with open(f"/proc/{agent._process.pid}/environ") as file:
         assert "OMP_NUM_THREADS" not in file.read()
     agent.talk(Orders(end=True))
-    assert said(agent, "ended").ended.startswith("its launcher")
+    assert pickle.loads(said(agent, "ended")[-1]).ended.startswith("its launcher")
     assert agent._process.returncode == 0
     agent.end()
 
@@ -76,7 +76,7 @@ def test_the_launcher_of_a_host_looks_at_its_devices_and_ends_when_it_is_told(mo
 def test_what_is_wrong_on_a_host_is_told():
     agent = NodeAgent(False)
     agent.tell(pickle.dumps(load_config(TOLD, ["hardware.cores=[4000]"])))
-    report = said(agent, "ended").opened()
+    report, _ = map(pickle.loads, said(agent, "ended"))
     assert "4000" in str(report.error)
     agent.end()
 
@@ -105,9 +105,9 @@ def test_results_of_classes_that_an_agent_does_not_know_are_passed_on(
         "driver.report(Report(results=[{0: their_module.Theirs(7), 1: Own(8)}]))\n"
     )
     agent = NodeAgent(False)
-    report = said(agent, "ended")
+    report, _ = said(agent, "ended")
     monkeypatch.syspath_prepend(tmp_path)  # as the launching program has it while GMIs run
-    (result,) = report.opened().results
+    (result,) = pickle.loads(report).results
     assert [(type(one).__name__, str(one)) for one in result.values()] == [
         ("Theirs", "7"), ("Own", "8")
     ]  # fmt: skip
@@ -131,7 +131,8 @@ def test_messages_to_a_launcher_stay_whole_when_several_are_sent_at_once(launche
         one.start()
     for one in tells:
         one.join()
-    assert said(agent, "ended").opened().results == [{0: sizes}]
+    report, _ = map(pickle.loads, said(agent, "ended"))
+    assert report.results == [{0: sizes}]
     agent.end()
 
 

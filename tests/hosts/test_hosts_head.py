@@ -200,8 +200,8 @@ def test_a_head_that_takes_connections_and_forgets_what_it_is_asked_is_told(monk
 class Untrained(Scripted):
     """Agents whose GMIs are there and do not train; the head hangs once they are started."""
 
-    def talk(self, orders):
-        report = super().talk(orders)
+    def report(self, orders):
+        report = super().report(orders)
         report.records = []
         if self.part is not None:
             fake_ray.head().hangs = True

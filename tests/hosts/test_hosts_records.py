@@ -33,8 +33,8 @@ BRANCH = {
 class Telling(Scripted):
     """Hosts of which the first passes on no lineage, and the others what they know at their end."""
 
-    def talk(self, orders):
-        report = super().talk(orders)
+    def report(self, orders):
+        report = super().report(orders)
         if self.part is not None and self.part.host > 0 and (orders.end or report.ended):
             told = [{"kind": "lineage", "lineage": version(number)} for number in (1, 2, 3)]
             report.records = [(self.part.host, record) for record in (BRANCH, *told)]
@@ -73,8 +73,8 @@ class OnGpus(Scripted):
 
     kind, count = "old", 1
 
-    def talk(self, orders):
-        report = super().talk(orders)
+    def report(self, orders):
+        report = super().report(orders)
         if report.topology is not None:
             rows = range(self.count)
             devices = [Device(i, "gpu", "A100", (CORE,), f"GPU-{self.kind}{i}") for i in rows]

@@ -193,8 +193,8 @@ def test_a_host_with_other_code_of_the_user_is_told(tmp_path):
 
 def test_memory_is_that_of_each_host(tmp_path, monkeypatch):
     class Small(Scripted):
-        def talk(self, orders):
-            report = super().talk(orders)
+        def report(self, orders):
+            report = super().report(orders)
             return replace(report, memory=HostMemory(1 << 10, 1 << 10))
 
     with (

@@ -346,8 +346,8 @@ def test_a_host_whose_launcher_alone_is_killed_is_lost(tmp_path, monkeypatch, ca
 class Closing(Scripted):
     """An agent whose launcher is killed when GMIs are to close their environments, on one host."""
 
-    def talk(self, orders):
-        report = super().talk(orders)
+    def report(self, orders):
+        report = super().report(orders)
         if orders.calls == ("close",) and self.part.host == 1:
             return Report(ended="its launcher was killed by SIGKILL")
         return report
@@ -428,10 +428,10 @@ def test_a_host_that_is_lost_as_the_run_is_to_stop_costs_no_iteration(
         def leaves(self, orders):
             return orders.heir is not None and super().leaves(orders)
 
-        def talk(self, orders):
+        def report(self, orders):
             if orders.stop and self.part.host == 2:
                 self.killed.add(self.part.addresses[2])
-            return super().talk(orders)
+            return super().report(orders)
 
     with (
         three_hosts(monkeypatch, agent=Meeting, on_loss="shrink") as (_, config),
@@ -450,9 +450,9 @@ class Linked(Scripted):
     ended = ""
     is_started = False
 
-    def talk(self, orders):
+    def report(self, orders):
         if self.part is None or orders.end or self.is_started:
-            return super().talk(orders)
+            return super().report(orders)
         if len(self.part.addresses) == 3 and self.part.host == 2:
             return Report(ended=self.ended)
         self.is_started = self.is_started or bool(orders.peers)
@@ -503,8 +503,8 @@ def test_a_host_that_is_lost_before_it_has_told_of_its_links_is_done_without_at_
 class Silent(Scripted):
     """Agents of which that of the third host passes on nothing from its launcher after a while."""
 
-    def talk(self, orders):
-        report = super().talk(orders)
+    def report(self, orders):
+        report = super().report(orders)
         if (
             self.part is not None
             and self.part.host == 2

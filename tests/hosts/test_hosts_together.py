@@ -271,8 +271,8 @@ class Mourned(NodeAgent):
         self.unnoticed_talks = unnoticed_talks
         os.kill(self._process.pid, signal.SIGKILL)
 
-    def talk(self, orders):
-        report = super().talk(orders)
+    def report(self, orders):
+        report = super().report(orders)
         self.ended = self.ended or report.ended
         if not self.ended:
             return report

@@ -52,7 +52,8 @@ class NodeAgent:
         )  # fmt: skip
         orders.close()
         reports.close()
-        self._lock, self._report = threading.Lock(), Report()
+        self._lock = threading.Lock()
+        self._said: list[bytes] = []  # pickles of reports that nobody has asked for yet
         self._send_lock = threading.Lock()  # one at a time: of two that are long, pieces would mix
         self._last_order_s = time.monotonic()
         self._is_over = threading.Event()
@@ -84,12 +85,12 @@ class NodeAgent:
         except OSError:  # it has ended, which the next report says
             return
 
-    def talk(self, orders: Orders) -> Report:
-        """Hands orders to the launcher; returns what it has said since the last call."""
+    def talk(self, orders: Orders) -> list[bytes]:
+        """Hands orders to the launcher; returns pickles of its reports since the last call."""
         self.tell(pickle.dumps(orders))
         with self._lock:
-            report, self._report = self._report, Report()
-        return report
+            said, self._said = self._said, []
+        return said
 
     def end(self) -> None:
         """Returns when the launcher and all of its processes are gone."""
@@ -104,17 +105,18 @@ class NodeAgent:
         """Takes in what the launcher says until it ends."""
         while True:
             try:
-                report: Report = pickle.loads(self._reports.recv_bytes())
+                report = self._reports.recv_bytes()
             except (EOFError, OSError):
                 break
             with self._lock:
-                self._report.add(report)
+                self._said.append(report)
         status = self._process.wait()
         end = exit_text(status, None) if status >= 0 else exit_text(None, -status)
         size = os.lseek(self._log, 0, os.SEEK_END)
         tail = os.pread(self._log, _TAIL, max(0, size - _TAIL)).decode(errors="replace").strip()
+        report = pickle.dumps(Report(ended=f"its launcher {end}" + (f":\n{tail}" if tail else "")))
         with self._lock:
-            self._report.add(Report(ended=f"its launcher {end}" + (f":\n{tail}" if tail else "")))
+            self._said.append(report)
         while not self._is_over.wait(1.0):
             if time.monotonic() - self._last_order_s > SILENCE_S:
                 self.leave()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import pickle
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +18,7 @@ from gmi_drl.runtime import ActorRuntimeError
 from .agent import NodeAgent, node_and_versions, own_versions
 from .drains import Drains
 from .head import RayHead
-from .messages import BEAT_S, SILENCE_S, HostFacts, HostLost, HostsError, Orders, Report
+from .messages import BEAT_S, SILENCE_S, HostFacts, HostLost, HostsError, Orders
 from .placement_group import Bundle, bundles_of, placement_group
 from .presence import Presence
 
@@ -392,15 +393,16 @@ def _surveys(
     deadline_s = time.monotonic() + _ANSWER_S
     while len(surveys) < len(agents):
         requests = {place: agent.talk.remote(Orders()) for place, agent in agents.items()}
-        reports: dict[int, Report] = _answers(requests, head, "talk")
-        for place, report in reports.items():
+        answers: dict[int, list[bytes]] = _answers(requests, head, "talk")
+        for place, said in answers.items():
             host = f"host {facts[place]}"
-            if (error := report.opened().error) is not None:
-                raise _HostUnfit.at([place], f"{host}: {error}") from error
-            if report.ended:
-                raise _HostUnfit.at([place], f"{host}: {report.ended}")
-            if report.topology is not None and report.memory is not None:
-                surveys[place] = report.topology, report.memory
+            for report in map(pickle.loads, said):
+                if report.error is not None:
+                    raise _HostUnfit.at([place], f"{host}: {report.error}") from report.error
+                if report.ended:
+                    raise _HostUnfit.at([place], f"{host}: {report.ended}")
+                if report.topology is not None and report.memory is not None:
+                    surveys[place] = report.topology, report.memory
         if time.monotonic() > deadline_s:
             slow = next(place for place in agents if place not in surveys)
             raise _HostUnfit.at(

@@ -7,6 +7,7 @@ endpoints of their leaders from each to all.
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from collections.abc import Sequence
@@ -251,12 +252,14 @@ class HostsGang:
                 host = pending.pop(ref)
                 answered_s[host] = time.monotonic()
                 try:
-                    report = ray.get(ref)
-                    heard_s[host] = answered_s[host] if report.rows else heard_s[host]
-                    self._take(host, report)
+                    said = ray.get(ref)
                 except ray.exceptions.RayError as error:
                     first_line = str(error).strip().splitlines()[0]
                     self._lose(host, f"its agent is gone ({first_line})")
+                    continue
+                for report in map(pickle.loads, said):
+                    heard_s[host] = answered_s[host] if report.rows else heard_s[host]
+                    self._take(host, report)
 
     def _orders(self, host: int) -> Orders:
         """Returns what a host has to be told now."""
@@ -282,7 +285,6 @@ class HostsGang:
 
     def _take(self, host: int, report: Report) -> None:
         """Takes in what a host reports."""
-        report = report.opened()
         if report.rows:
             self._rows.update(report.rows)
             for gmi_id, row in report.rows.items():

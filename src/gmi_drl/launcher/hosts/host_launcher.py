@@ -116,11 +116,12 @@ class _Driver:
         return orders
 
     def report(self, report: Report) -> None:
+        import cloudpickle  # type: ignore[import-untyped]
+
         try:
-            data = pickle.dumps(report.sealed())
+            data = cloudpickle.dumps(report)  # classes of __main__ by value: nobody can import them
         except Exception as error:  # a result, or an exception, of the user's
-            hosts_error = HostsError(f"a host's report: {error}")
-            data = pickle.dumps(Report(error=hosts_error).sealed())
+            data = pickle.dumps(Report(error=HostsError(f"a host's report: {error}")))
         self._out.send_bytes(data)
 
     def over(self) -> None:

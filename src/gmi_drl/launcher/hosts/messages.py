@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -85,7 +84,7 @@ class Report:
     """Holds what has come up on a host since it told the driver last.
 
     Records, restarts, results and the error may be of the user's classes, which the agent on the
-    way does not know: they travel `sealed`.
+    way does not know: it hands reports on as it gets them, as bytes.
     """
 
     topology: Topology | None = None  # its devices, once they have been looked at
@@ -99,37 +98,3 @@ class Report:
     outcome: GroupOutcome | None = None  # a GMI of this host has finished
     error: BaseException | None = None  # that ended the launcher there
     ended: str = ""  # how its process ended
-    seals: list[bytes] = field(default_factory=list)
-
-    def sealed(self) -> Report:
-        """Returns it with what may be of the user's classes as bytes, which `opened` reads."""
-        import cloudpickle  # type: ignore[import-untyped]
-
-        values = self.records, self.restarts, self.results, self.error
-        if values == ([], [], [], None):
-            return self
-        seal = cloudpickle.dumps(values)  # classes of __main__ by value: nobody can import them
-        return replace(self, records=[], restarts=[], results=[], error=None, seals=[seal])
-
-    def opened(self) -> Report:
-        """Returns it as it was before it was sealed."""
-        report = replace(self, seals=[])
-        for seal in self.seals:
-            records, restarts, results, error = pickle.loads(seal)
-            report.add(Report(records=records, restarts=restarts, results=results, error=error))
-        return report
-
-    def add(self, later: Report) -> None:
-        """Takes in a report that came after this one."""
-        self.topology = later.topology or self.topology
-        self.memory = later.memory or self.memory
-        self.records += later.records
-        self.restarts += later.restarts
-        self.rows = later.rows or self.rows
-        self.results += later.results
-        self.endpoint = later.endpoint or self.endpoint
-        self.peer_info = later.peer_info or self.peer_info
-        self.outcome = self.outcome or later.outcome
-        self.error = self.error or later.error
-        self.ended = self.ended or later.ended
-        self.seals += later.seals
