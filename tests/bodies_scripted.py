@@ -103,7 +103,7 @@ class Scripted(Instant):
         if self.part is None:
             return super().report(orders)
         host = self.part.host
-        gmis = self.part.layout.on_host(host)
+        gmis = self.part.run.layout.on_host(host)
         gmi_ids, report = [gmi.gmi_id for gmi in gmis], Report()
         if any("trainer" in gmi.roles for gmi in gmis):
             report.endpoint = Endpoint(1, self.part.addresses[host], 1, f"key {host}")
@@ -148,7 +148,7 @@ class Leaving(Scripted):
         if orders.heir is None:
             return orders.stop
         host = self.part.host
-        (own_gmi,) = self.part.layout.on_host(host)
+        (own_gmi,) = self.part.run.layout.on_host(host)
         if host in self.empty:
             return True
         self.snapshot = self.snapshot or heirs.HELD

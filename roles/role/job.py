@@ -6,7 +6,7 @@ Nothing heavy is imported, as a launcher makes them.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -61,26 +61,37 @@ class Pause:
     copy: int = 0
 
 
-@dataclass(frozen=True)
-class Job:
-    """The facts that all GMIs of a run are told; each is told of its own wires only."""
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """The facts of a run that are the same on all of its hosts."""
 
     layout: Layout
     config: Config
-    group: GroupSpec | None  # of the GMIs that train, by their ids; None when nothing is trained
-    sockets: Path  # the run's private folder for ipc sockets
     folder: Path | None  # the run's folder
     resume: Path | None  # the checkpoint, or the run's folder, to continue from
     classes: dict[str, type[DRL_role] | str]  # or module:Class, by the last role of a GMI
     role_folder: Path | None  # where modules that it names lie: beside the config file
     session: str  # names this launch among those of the folder
+    epoch: int = 0  # on several hosts: counts the run's gangs. One of a lower epoch writes no more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(RunFacts):
+    """The facts that all GMIs on a host are told; each is told of its own wires only."""
+
+    group: GroupSpec | None  # of the GMIs that train, by their ids; None when nothing is trained
+    sockets: Path  # the run's private folder for ipc sockets
     tally: TallySpec  # what GMIs have done, kept over their deaths
     wires: Wires  # as given to a GMI: its own
     traced: bool = False  # whether the GMI that is told so records a trace
     lock: Path | None = None  # a file whose lock all of them hold: who has it trains this run
     pause: Pause | None = None  # where training ends before run.total_steps, to be gone on with
     plan: str = ""  # plan.json; none of a run that does not train
-    epoch: int = 0  # on several hosts: counts the run's gangs. One of a lower epoch writes no more
+
+    @property
+    def run(self) -> RunFacts:
+        """Returns what other hosts may be told."""
+        return RunFacts(**{field.name: getattr(self, field.name) for field in fields(RunFacts)})
 
     def of_gmi(self, gmi_id: int, traced: Collection[int] = ()) -> Job:
         """Returns the job as one GMI is told it; `traced` has the ids of those with traces."""

@@ -33,17 +33,17 @@ def test_a_gmi_of_a_large_machine_is_given_no_more_than_a_call_carries(tmp_path)
 def carried(layout, wires, group):
     """Descriptors in the call that starts a process, the largest of all."""
     job = Job(
-        layout,
-        None,
-        group,
-        None,
-        None,
-        None,
-        {},
-        None,
-        "",
-        create_tally(len(layout.gmis), COUNTERS),
-        wires,
+        layout=layout,
+        config=None,
+        group=group,
+        sockets=None,
+        folder=None,
+        resume=None,
+        classes={},
+        role_folder=None,
+        session="",
+        tally=create_tally(len(layout.gmis), COUNTERS),
+        wires=wires,
     )
     calls = [
         [(spec, replace(job, wires=wires.of(spec.gmi_id))) for spec in specs]

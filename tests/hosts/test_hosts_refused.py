@@ -18,6 +18,7 @@ from gmi_drl.launcher.hosts.cluster import joined
 from gmi_drl.launcher.hosts.messages import HostPart, HostsError
 from gmi_drl.launcher.plan.user_modules import digests_beside, other_files
 from gmi_drl.placement import ConfigError, Layout, Topology, load_config, tcg_ex
+from gmi_drl.roles.role.job import RunFacts
 
 
 def config(address, **cluster):
@@ -107,14 +108,22 @@ def test_a_cluster_whose_head_hangs_is_not_joined(monkeypatch):
     assert "nothing answers there within 0.1 s (timed out)" in told
 
 
+def part_of(folder, given, role_folder=None, **more):
+    """Returns what host 1 of two is told of a run."""
+    layout = Layout.joined([tcg_ex(Topology.from_cores([CORE]), 1, 8)] * 2)
+    run = RunFacts(
+        layout=layout, config=given, folder=folder, resume=None, classes={},
+        role_folder=role_folder, session="", epoch=1,
+    )  # fmt: skip
+    return HostPart(
+        host=1, addresses=("10.0.0.1", "10.0.0.2"), run=run, folder=folder, started=1.0,
+        max_restarts=0, traced=frozenset(), keeps_gcs=False, **more,
+    )  # fmt: skip
+
+
 def test_a_folder_that_hosts_do_not_share_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(host_launcher, "_SHARED_S", 0.0)
-    layout = Layout.joined([tcg_ex(Topology.from_cores([CORE]), 1, 8)] * 2)
-    part = HostPart(
-        host=1, addresses=("10.0.0.1", "10.0.0.2"), layout=layout, config=config("10.0.0.1:1"),
-        folder=tmp_path, started=1.0, resume=None, classes={}, role_folder=None, session="",
-        max_restarts=0, traced=frozenset(), epoch=1, keeps_gcs=False,
-    )  # fmt: skip
+    part = part_of(tmp_path, config("10.0.0.1:1"))
     with pytest.raises(HostsError) as raised:
         host_launcher._run(part, None)
     told = str(raised.value)
@@ -124,13 +133,8 @@ def test_a_folder_that_hosts_do_not_share_is_told(tmp_path, monkeypatch):
 
 def test_an_interface_that_a_host_has_not_is_told(tmp_path):
     (tmp_path / "run.json").write_text('{"started": 1.0}')
-    layout = Layout.joined([tcg_ex(Topology.from_cores([CORE]), 1, 8)] * 2)
-    part = HostPart(
-        host=1, addresses=("10.0.0.1", "10.0.0.2"), layout=layout,
-        config=config("10.0.0.1:1", network="trusted", interface="none7"), folder=tmp_path,
-        started=1.0, resume=None, classes={}, role_folder=None, session="", max_restarts=0,
-        traced=frozenset(), epoch=1, keeps_gcs=False,
-    )  # fmt: skip
+    given = config("10.0.0.1:1", network="trusted", interface="none7")
+    part = part_of(tmp_path, given)
     with pytest.raises(HostsError) as raised:
         host_launcher._run(part, None)
     told = str(raised.value)
@@ -176,13 +180,8 @@ def test_a_host_with_other_code_of_the_user_is_told(tmp_path):
     (there / "world.py").write_text("world.py")
     (there / "mine.py").write_text("of last week")
     assert sorted(other_files(digests, there)) == ["mine.py", "pack/wrap.py"]
-    layout = Layout.joined([tcg_ex(Topology.from_cores([CORE]), 1, 8)] * 2)
-    part = HostPart(
-        host=1, addresses=("10.0.0.1", "10.0.0.2"), layout=layout, config=config("10.0.0.1:1"),
-        folder=run, started=1.0, resume=None, classes={}, role_folder=there, session="",
-        max_restarts=0, traced=frozenset(), epoch=1, keeps_gcs=False,
-        digests={"mine.py": digests["mine.py"]},
-    )  # fmt: skip
+    wanted = {"mine.py": digests["mine.py"]}
+    part = part_of(run, config("10.0.0.1:1"), there, digests=wanted)
     with pytest.raises(HostsError) as raised:
         host_launcher._run(part, None)
     assert str(raised.value) == (

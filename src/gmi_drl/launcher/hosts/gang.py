@@ -51,17 +51,11 @@ def parts_of(
         HostPart(
             host=rank,
             addresses=tuple(host.facts.address for host in hosts),
-            layout=job.layout,
-            config=job.config,
+            run=job.run,
             folder=job.folder,
             started=started,
-            resume=job.resume,
-            classes=job.classes,
-            role_folder=job.role_folder,
-            session=job.session,
             max_restarts=max_restarts,
             traced=traced,
-            epoch=job.epoch,
             keeps_gcs=keeps_gcs,
             digests=digests,
         )
@@ -77,7 +71,7 @@ class HostsGang:
         import cloudpickle  # type: ignore[import-untyped]
         import ray
 
-        config = parts[0].config
+        config = parts[0].run.config
         assert config.cluster is not None
         self._goes_on = config.cluster.on_loss != "fail"
         self._timeout_s, self._hang_s = config.comm.timeout_s, config.run.hang_timeout_s
@@ -86,7 +80,7 @@ class HostsGang:
         self._give_up_s = 0.0  # when GMIs of others that have not answered are given up
         self._heir: int | None = None  # of those that have lost peers with a host
         self._hosts, self._tally = list(hosts), tally
-        by_host = [part.layout.on_host(part.host) for part in parts]
+        by_host = [part.run.layout.on_host(part.host) for part in parts]
         self._own_gmis = [{gmi.gmi_id for gmi in gmis} for gmis in by_host]
         self._trainers = [[g.gmi_id for g in gmis if "trainer" in g.roles] for gmis in by_host]
         self._lock = threading.Lock()
@@ -98,7 +92,7 @@ class HostsGang:
         # Of the leaders, which are on the first hosts; where one host alone trains it has none.
         self._endpoints: list[Endpoint | None] = [None] * sum(map(bool, self._trainers))
         # Of hosts with links to others, and the hosts that are to be told of them.
-        layout = parts[0].layout
+        layout = parts[0].run.layout
         self._start = Start(tally, layout)
         self._peers: dict[int, PeerInfo | None] = {
             host: None for crossing in crossings_of(layout) for host in crossing.hosts

@@ -176,30 +176,30 @@ def _run(part: HostPart, driver: _Driver) -> None:
             rule=f"{this_host} does not see what the driver has written there",
             remedy="Put it on a file system that all hosts share, at the same path.",
         )
-    if differing := other_files(part.digests, part.role_folder):
+    if differing := other_files(part.digests, part.run.role_folder):
         raise HostsError(
-            value=f"{part.role_folder}/{differing[0]}",
+            value=f"{part.run.role_folder}/{differing[0]}",
             rule=f"{this_host} has none, or another one than the launching program",
             remedy="Copy it to all hosts, or launch from a folder that they share.",
         )
-    assert part.config.cluster is not None
+    assert part.run.config.cluster is not None
     interfaces = [name for _, name in socket.if_nameindex()]
-    if (interface := part.config.cluster.interface) and interface not in interfaces:
+    if (interface := part.run.config.cluster.interface) and interface not in interfaces:
         raise HostsError(
             value=f"cluster.interface={interface}",
             rule=f"{this_host} has {', '.join(interfaces)}",
             remedy="Name one that all hosts have, or none.",
         )
     if not runtime.is_initialized():
-        runtime.init(preload_of(part.config))
+        runtime.init(preload_of(part.run.config))
     if part.keeps_gcs:
-        keep_gcs_in(store_of_host(part.folder, part.epoch, part.host))
-    layout = part.layout.of_host(part.host)
+        keep_gcs_in(store_of_host(part.folder, part.run.epoch, part.host))
+    layout = part.run.layout.of_host(part.host)
     with ExitStack() as stack:
-        stack.enter_context(importable(part.role_folder))
+        stack.enter_context(importable(part.run.role_folder))
         stack.enter_context(at_work(layout.topology))
         address, sockets = part.addresses[part.host], runtime.run_directory()
-        crossings = Crossings(part.layout, part.host, address, sockets)
+        crossings = Crossings(part.run.layout, part.host, address, sockets)
         if crossings.peer_info is not None:
             driver.report(Report(peer_info=crossings.peer_info))
             if (peers := driver.peers()) is None:
@@ -207,11 +207,11 @@ def _run(part: HostPart, driver: _Driver) -> None:
             crossings.connect(peers)
         job = _job(part, sockets, crossings)
         log = part.folder / "logs" / f"policies_host{part.host}.log"
-        first_gmi = part.layout.on_host(part.host)[0].gmi_id
+        first_gmi = part.run.layout.on_host(part.host)[0].gmi_id
         policies = PolicyRelays(crossings, job.wires.board, job.tally, first_gmi, log)
         gang = stack.enter_context(
             Gang(
-                part.layout,
+                part.run.layout,
                 GmiHost,
                 lambda spec: (spec.gmi_id, job.of_gmi(spec.gmi_id, part.traced)),
                 logs=part.folder / "logs",
@@ -230,30 +230,23 @@ def _run(part: HostPart, driver: _Driver) -> None:
 
 def _job(part: HostPart, sockets: Path, crossings: Crossings) -> Job:
     """Makes what GMIs of this host share."""
-    layout, config = part.layout, part.config
+    layout = part.run.layout
     folder = sockets / "hosts"
     folder.mkdir(mode=0o700)
     has_trainers = any("trainer" in gmi.roles for gmi in layout.on_host(part.host))
     return Job(
-        layout=layout,
-        config=config,
+        **vars(part.run),
         group=_group(part, sockets, folder) if has_trainers else None,
         sockets=sockets,
-        folder=part.folder,
-        resume=part.resume,
-        classes=part.classes,
-        role_folder=part.role_folder,
-        session=part.session,
         tally=create_tally(len(layout.gmis), COUNTERS),
         wires=wires_of(layout, sockets, part.host, crossings.experience),
         lock=lock_of(part.folder),
-        epoch=part.epoch,
     )
 
 
 def _group(part: HostPart, sockets: Path, folder: Path) -> GroupSpec:
     """Makes the group of this host's trainers, with those of other hosts if these have any."""
-    layout, config = part.layout, part.config
+    layout, config = part.run.layout, part.run.config
     names, trainers = names_of(layout), layout.holding("trainer")
     by_host = [
         [gmi for gmi in trainers if layout.host_of(gmi.gmi_id) == host]
@@ -262,7 +255,9 @@ def _group(part: HostPart, sockets: Path, folder: Path) -> GroupSpec:
     own, cluster = by_host[part.host], config.cluster
     members = tuple(tuple(names[gmi.gmi_id] for gmi in gmis) for gmis in by_host if gmis)
     assert cluster is not None
-    plan = reduction_of(config, layout.of_host(part.host), trainer=part.classes[own[0].roles[-1]])
+    plan = reduction_of(
+        config, layout.of_host(part.host), trainer=part.run.classes[own[0].roles[-1]]
+    )
     hosts = HostSpec(
         rank=part.host,  # hosts with trainers are the first ones
         members=members,
@@ -285,8 +280,8 @@ def _group(part: HostPart, sockets: Path, folder: Path) -> GroupSpec:
 def _serve(part: HostPart, job: Job, gang: Gang, policies: PolicyRelays, driver: _Driver) -> None:
     """Calls methods of the GMIs as ordered, and reports, until it is ordered to end."""
     tally, folder = job.tally.open(), job.sockets / "hosts"
-    watchdog = Watchdog(gang, tally, part.config.run.hang_timeout_s)
-    own_gmis = [gmi.gmi_id for gmi in part.layout.on_host(part.host)]
+    watchdog = Watchdog(gang, tally, part.run.config.run.hang_timeout_s)
+    own_gmis = [gmi.gmi_id for gmi in part.run.layout.on_host(part.host)]
     calls: list[str] = []
     is_busy, reported_s = False, float("-inf")
     while True:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from gmi_drl.comm.hosts import Endpoint, GroupOutcome, Roster
     from gmi_drl.comm.transports import PeerInfo
     from gmi_drl.gmi.usage.processes import HostMemory
-    from gmi_drl.placement import Config, Layout, Topology
-    from gmi_drl.roles import DRL_role
+    from gmi_drl.placement import Topology
+    from gmi_drl.roles.role.job import RunFacts
 
 BEAT_S: Final = 0.25  # between two talks of the driver with a host
 SILENCE_S: Final = 10.0  # without a word of the driver a host ends its GMIs; and the other way
@@ -49,17 +49,11 @@ class HostPart:
 
     host: int
     addresses: tuple[str, ...]  # of all hosts, by their rank
-    layout: Layout  # of all hosts
-    config: Config
+    run: RunFacts
     folder: Path  # the run's; all hosts see the same one
     started: float  # of run.json there, by which a host knows that it is the same one
-    resume: Path | None
-    classes: dict[str, type[DRL_role] | str]
-    role_folder: Path | None
-    session: str
     max_restarts: int
     traced: frozenset[int]
-    epoch: int  # of the job
     keeps_gcs: bool  # what the host records shall be in the run's folder
     digests: Mapping[str, str] = field(default_factory=dict)  # of the user's files in role_folder
 

@@ -22,12 +22,10 @@ from gmi_drl.runtime.gcs.tables import (
 )
 
 _RECENT: Final = 1000  # versions; a checkpoint may be told of when later ones are known
-_POLICY_KEYS: Final = {
-    "generation", "version", "updates", "steps", "lag", "experience", "replay", "made_s"
-}  # fmt: skip
-_BRANCH_KEYS: Final = {
-    "generation", "version", "board", "restored", "optimizer", "began_s", "last"
-}  # fmt: skip
+# What roles tell of a version, beside the group's generation, and of a branch, beside the last
+# versions before it.
+_POLICY_KEYS: Final = {"version", "updates", "steps", "lag", "experience", "replay", "made_s"}
+_BRANCH_KEYS: Final = {"generation", "version", "board", "restored", "optimizer", "began_s"}
 GMI_DIED: Final = "gmi died"  # the kind of an event, of subject `process_id`
 
 
@@ -84,7 +82,7 @@ class PolicyLog:
         lineage = record.pop("lineage", None) if kind in ("iteration", "lineage") else None
         if not self._is_on:
             return
-        if kind == "branch" and record.keys() >= _BRANCH_KEYS:
+        if kind == "branch" and record.keys() >= {*_BRANCH_KEYS, "last"}:
             for lineage in record["last"]:
                 self._put(lineage)
             self._begin(record)
@@ -121,23 +119,13 @@ class PolicyLog:
         number = self._branches[generation] = self._next
         self._newest[number] = record["version"]
         self._next += 1
-        self._rows.append(
-            BranchRow(
-                id=branch_id(number),
-                number=number,
-                session=self._session,
-                generation=generation,
-                version=record["version"],
-                board=record["board"],
-                restored=record["restored"],
-                optimizer=record["optimizer"],
-                layout=self._layout,
-                began_s=record["began_s"],
-            )
-        )
+        told = {key: record[key] for key in _BRANCH_KEYS}
+        id, session = branch_id(number), self._session
+        row = BranchRow(id=id, number=number, session=session, layout=self._layout, **told)
+        self._rows.append(row)
 
     def _put(self, policy: Any) -> None:
-        if not isinstance(policy, dict) or not policy.keys() >= _POLICY_KEYS:
+        if not isinstance(policy, dict) or not policy.keys() >= {*_POLICY_KEYS, "generation"}:
             return  # a role of the user's may report anything
         branch, version = self._branches.get(policy["generation"]), policy["version"]
         if branch is None:  # its record was lost: the launcher did not keep up
@@ -145,17 +133,8 @@ class PolicyLog:
         if version <= self._newest[branch]:  # told again by `branch`, or by another host
             return
         self._newest[branch], id = version, policy_id(branch, version)
-        row = self._recent[id] = PolicyRow(
-            id=id,
-            branch=branch,
-            version=version,
-            updates=policy["updates"],
-            steps=policy["steps"],
-            lag=policy["lag"],
-            experience=policy["experience"],
-            replay=policy["replay"],
-            made_s=policy["made_s"],
-        )
+        told = {key: policy[key] for key in _POLICY_KEYS}
+        row = self._recent[id] = PolicyRow(id=id, branch=branch, **told)
         self._rows.append(row)
         while len(self._recent) > _RECENT:
             del self._recent[next(iter(self._recent))]
