@@ -50,6 +50,8 @@ _STATIC: Final = {
     ),
 }  # fmt: skip
 
+_AT: Final = {"/": "page.html", "/favicon.ico": "favicon.svg"}
+
 _Ask = Callable[[Path, dict[str, Any]], int]  # of a run's folder and run.json: the launcher's pid
 
 
@@ -57,9 +59,9 @@ def app_of(live: Live, access: Access) -> ASGIApp:
     """Returns the page as an ASGI app: behind its guard."""
     page = _Page(live)
     routes = [
-        Route("/", page.front),
-        Route("/favicon.ico", page.icon),
-        Route("/static/{name}", page.static),
+        Route("/", page.file),
+        Route("/favicon.ico", page.file),
+        Route("/static/{name}", page.file),
         Route("/events", page.events),
         Route("/runs/{id}/state", page.state),
         Route("/runs/{id}/lineage", page.lineage),
@@ -78,17 +80,9 @@ class _Page:
         self._viewers = 0
         self._reading = anyio.Semaphore(2)  # of control stores, which may be large
 
-    async def front(self, request: Request) -> Response:
-        return self._file("page.html")
-
-    async def icon(self, request: Request) -> Response:
-        return self._file("favicon.svg")
-
-    async def static(self, request: Request) -> Response:
-        return self._file(request.path_params["name"])
-
-    def _file(self, name: str) -> Response:
+    async def file(self, request: Request) -> Response:
         """Returns a file of the page's own; the name is looked up, and is never a path."""
+        name = request.path_params.get("name") or _AT[request.url.path]
         if name not in self._files:
             return PlainTextResponse("no such file\n", 404)
         kind, content = self._files[name]

@@ -45,7 +45,6 @@ class Catalog:
         self.folder = (folder or Path()).resolve()
         self.with_tunes = folder is None
         self._entries: dict[str, _Entry] = {}  # by id
-        self._paths: dict[str, Path] = {}
         self.outside = 0  # folders that are links to elsewhere
 
     def roots(self) -> list[Path]:
@@ -58,13 +57,11 @@ class Catalog:
 
         Reads files that have changed since, and no more.
         """
-        entries, paths, self.outside = {}, {}, 0
-        for path in self._folders():
-            id = id_of(path)
-            entries[id], paths[id] = self._entry(id, path), path
-        self._entries, self._paths = entries, paths
+        self.outside = 0
+        by_id = ((id_of(path), path) for path in self._folders())
+        self._entries = {id: self._entry(id, path) for id, path in by_id}
         runs = sorted(
-            entries.values(),
+            self._entries.values(),
             key=lambda run: (run.summary.started or 0.0, str(run.summary.path)),
             reverse=True,
         )
@@ -91,7 +88,8 @@ class Catalog:
 
     def find(self, id: str) -> Path | None:
         """Returns the folder of the run with this id; None if the last scan did not see it."""
-        return self._paths.get(id)
+        entry = self._entries.get(id)
+        return None if entry is None else entry.summary.path
 
     def as_json(self) -> dict[str, Any]:
         """Returns what the page lists, as JSON's types."""

@@ -74,7 +74,7 @@ def result_of(
             stacklevel=2,
         )
     answers = [a for a in end.gmis if isinstance(a, dict) and a.get("eval_return") is not None]
-    evaluation = {  # a role of the user's may say less
+    evaluation: dict[str, Any] = {  # a role of the user's may say less
         key: kind(answers[0][key])
         for key, kind in _EVALUATION.items()
         if answers and answers[0].get(key) is not None
@@ -96,9 +96,7 @@ def result_of(
         seconds=seconds,
         steps_per_s=speed,
         return_mean=_mean_in(state),
-        eval_return=evaluation.get("eval_return"),
-        eval_std=evaluation.get("eval_std"),
-        eval_episodes=evaluation.get("eval_episodes"),
+        **{key: evaluation.get(key) for key in _EVALUATION},
         curve=_curve(folder, job.config),
         gmis=end.gmis,
         restarts=restarts,
