@@ -226,12 +226,7 @@ def plan(
         return _plan_on(config, overrides or [], on, as_json)
 
     from gmi_drl.launcher.plan.experience import experience_across
-    from gmi_drl.launcher.plan.planning import (
-        across_hosts,
-        backend_reason,
-        planned,
-        reduction_of,
-    )
+    from gmi_drl.launcher.plan.planning import across_hosts, backend_reason, planned, reduction_of
     from gmi_drl.placement import load_config
     from gmi_drl.placement.layout_yaml import to_yaml
     from gmi_drl.report import plan_tables
@@ -349,9 +344,7 @@ def _links(measure: bool | None) -> Measure:
 
 
 @command
-def envs(
-    text: Annotated[str, typer.Argument(help="Only ids that have this in them.")] = "",
-) -> int:
+def envs(text: Annotated[str, typer.Argument(help="Only ids that have this in them.")] = "") -> int:
     """List the environments that this machine can run, with adapters; with TEXT, spaces too."""
     from gmi_drl.placement import counted
     from gmi_drl.placement.faults import install

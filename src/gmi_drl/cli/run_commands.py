@@ -10,15 +10,7 @@ import typer
 
 from gmi_drl.launcher.view.tables import printable_lines
 
-from .app import (
-    AsJson,
-    BadPath,
-    command,
-    console_for,
-    print_json,
-    refuse_no_file,
-    write_file,
-)
+from .app import AsJson, BadPath, command, console_for, print_json, refuse_no_file, write_file
 
 _Run: TypeAlias = Annotated[
     Path | None,

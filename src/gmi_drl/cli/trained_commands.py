@@ -8,16 +8,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from .app import (
-    AsJson,
-    Overrides,
-    command,
-    console_for,
-    print_json,
-    refuse_no_file,
-    status,
-    tell,
-)
+from .app import AsJson, Overrides, command, console_for, print_json, refuse_no_file, status, tell
 
 Run: TypeAlias = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run's folder, or one of its checkpoints.")

@@ -23,13 +23,7 @@ from typing import Any, Final
 
 from gmi_drl import runtime
 from gmi_drl.comm import GroupSpec, create_group
-from gmi_drl.comm.hosts import (
-    HostSpec,
-    read_endpoint,
-    read_outcome,
-    write_outcome,
-    write_roster,
-)
+from gmi_drl.comm.hosts import HostSpec, read_endpoint, read_outcome, write_outcome, write_roster
 from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.comm.transports import PeerInfo
 from gmi_drl.gmi import Gang, lease

@@ -92,10 +92,7 @@ def faults_of(
 
 
 def planned(
-    config: Config,
-    source: str | None = None,
-    check_config: Check = check,
-    hosts: Hosts = (),
+    config: Config, source: str | None = None, check_config: Check = check, hosts: Hosts = ()
 ) -> Layout:
     """Returns the Layout of `config` on this machine; ConfigError with every reason against it.
 
@@ -128,10 +125,7 @@ def policy_faults(config: Config) -> list[Fault]:
 
 
 def _plan(
-    config: Config,
-    tried: UserCodeReport | None,
-    check_config: Check,
-    hosts: Hosts = (),
+    config: Config, tried: UserCodeReport | None, check_config: Check, hosts: Hosts = ()
 ) -> tuple[list[Fault | str], Layout | None]:
     """Returns all faults, and the layout where there are none.
 

@@ -12,14 +12,7 @@ from gmi_drl import runtime
 from gmi_drl.gmi import Gang
 from gmi_drl.placement import Config, Layout
 from gmi_drl.runtime.gcs.database import SQLITE_ERRORS, open_to_read
-from gmi_drl.runtime.gcs.tables import (
-    BranchRow,
-    EventRow,
-    PolicyRow,
-    Row,
-    branch_id,
-    policy_id,
-)
+from gmi_drl.runtime.gcs.tables import BranchRow, EventRow, PolicyRow, Row, branch_id, policy_id
 
 _RECENT: Final = 1000  # versions; a checkpoint may be told of when later ones are known
 # What roles tell of a version, beside the group's generation, and of a branch, beside the last

@@ -145,10 +145,7 @@ class PromiseWatch:
     """
 
     def __init__(
-        self,
-        screen: RunView,
-        look_up: Callable[[], Promise | None],
-        propose: Propose | None = None,
+        self, screen: RunView, look_up: Callable[[], Promise | None], propose: Propose | None = None
     ) -> None:
         self._screen, self._propose = screen, propose
         self._look_up: Callable[[], Promise | None] | None = look_up  # None: it was looked up
