@@ -125,6 +125,14 @@ def trace_of(run, *words):
     return json.loads(path.read_text())["traceEvents"]
 
 
+def test_a_trace_goes_through_a_link(run, capsys):
+    target = run / "target.json"
+    target.write_text("")
+    (run / "trace.json").symlink_to(target)
+    events = trace_of(run)
+    assert json.loads(target.read_text())["traceEvents"] == events
+
+
 def test_timeline_is_a_chrome_trace(run, capsys):
     events = trace_of(run)
     assert "10 tasks" in capsys.readouterr().out
@@ -275,6 +283,7 @@ def test_unknown_ids_and_missing_or_foreign_files_exit_2_with_a_remedy(run, tmp_
         (["state", str(tmp_path / "empty")], "there is no gcs.sqlite in it"),
         (["timeline", str(tmp_path / "text")], "damaged, or not a control store"),
         (["timeline", str(run), "-o", str(tmp_path / "no" / "x.json")], "its folder is not there"),
+        (["timeline", str(run), "-o", "/proc/x.json"], "-o /proc/x.json: No such file"),
     ):
         assert main.main(words) == 2
         assert piece in capsys.readouterr().err

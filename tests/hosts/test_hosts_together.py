@@ -249,9 +249,7 @@ def test_no_lineage_is_lost_with_a_launcher_and_each_host_says_what_it_ran(tmp_p
     actors = Counter((actor["name"], actor["state"]) for actor in state.actors)
     assert actors["host 0: gmi0", "alive"] == 1  # as far as its launcher came
     assert actors["host 1: gmi1", "dead"] == actors["host 0: gmi0", "dead"] == 1
-    timeline = Timeline.read(result.folder / "gcs.sqlite")
-    timeline.write(tmp_path / "timeline.json")
-    shown = (tmp_path / "timeline.json").read_text()
+    shown = Timeline.read(result.folder / "gcs.sqlite").as_text()
     assert "host 0: gmi0" in shown
     assert "host 1: gmi1" in shown
 

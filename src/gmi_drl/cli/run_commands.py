@@ -88,7 +88,7 @@ def timeline(
 
     refuse_no_file("-o", output)
     trace = Timeline.read(store_of(run), last)
-    trace.write(output)
+    write_file("-o", output, trace.as_text())
     cut = f"; {trace.cut:,} earlier ones are left out (--last)" if trace.cut else ""
     print(f"{output}: {counted(trace.num_tasks, 'task')}{cut}. Open it at https://ui.perfetto.dev.")
     return 0

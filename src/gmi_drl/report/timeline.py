@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl.launcher.view.tables import cut
-from gmi_drl.runtime.cache_files import replace_file
 from gmi_drl.runtime.gcs.database import scan
 from gmi_drl.runtime.gcs.tables import ActorRow, EventRow, TaskRow
 
@@ -56,10 +55,10 @@ class Timeline:
         """Counts the tasks that are shown."""
         return len(self._spans)
 
-    def write(self, path: Path) -> None:
-        """Writes the trace whole or not at all."""
+    def as_text(self) -> str:
+        """Returns the trace as JSON, a line for each event."""
         events = ",\n".join(map(json.dumps, self._events))
-        replace_file(path, f'{{"displayTimeUnit": "ms", "traceEvents": [\n{events}\n]}}\n')
+        return f'{{"displayTimeUnit": "ms", "traceEvents": [\n{events}\n]}}\n'
 
     def _fill(
         self, tasks: list[TaskRow], actors: dict[bytes, ActorRow], events: list[EventRow]
