@@ -396,6 +396,12 @@ def test_our_own_mistakes_keep_their_traceback(config, launcher):
     assert launcher.calls[-1] == ("shutdown",)
 
 
+@pytest.mark.parametrize("command", ["runs", "state", "compare", "page", "resize"])
+def test_a_path_that_cannot_be_looked_at_is_told(command, capsys):
+    assert main.main([command, "x" * 300]) == 2
+    assert "x: File name too long. Give another path" in capsys.readouterr().err
+
+
 def test_runs_lists_runs(tmp_path, capsys):
     folder = tmp_path / "ant" / "t0"
     folder.mkdir(parents=True)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 FAILED: Final = 1
 INTERRUPTED: Final = 130
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_PATH: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 _SETTING: Final = re.compile(r"[a-z_]+(\.\w+)*=")  # run.total_steps=10
 
 app = typer.Typer(
@@ -165,6 +166,10 @@ def guarded(run: Callable[[], int]) -> int:
         sys.stderr.close()
         return FAILED
     except OSError as error:
+        if error.errno in _NO_PATH and error.filename:
+            text = f"{error.filename}: {error.strerror}. Give another path, or see who may use it."
+            tell(text, error)
+            return BadPath.command_exit_code
         if error.errno not in _NO_ROOM:
             raise
         tell(f"{error.filename or 'a file'} cannot be written ({error.strerror}). Free some "
