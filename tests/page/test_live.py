@@ -14,7 +14,7 @@ from gmi_drl.page.safe_files import id_of
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch):
     monkeypatch.setattr(lives, "_FRESH_S", 0.0)
-    monkeypatch.setattr(lives, "_LIST_S", 0.0)
+    monkeypatch.setitem(lives._LISTS, "runs", 0.0)
 
 
 def names(events):
@@ -60,11 +60,11 @@ def test_viewers_share_a_look_at_all_runs(tmp_path, monkeypatch):
     live, viewers = pages.live_of(tmp_path), [Viewer(None, None) for _ in range(20)]
     looks, look = [], live.catalog.as_json
     monkeypatch.setattr(live.catalog, "as_json", lambda: looks.append(None) or look())
-    monkeypatch.setattr(lives, "_LIST_S", 1e9)
+    monkeypatch.setitem(lives._LISTS, "runs", 1e9)
     for viewer in viewers:
         assert names(live.changes(viewer))[:2] == ["runs", "trials"]
     assert len(looks) == 1
-    live._listed.due_s["runs"] = 0.0  # as when the time has passed
+    live._due_s["runs"] = 0.0  # as when the time has passed
     pages.make_run(tmp_path, stamp="t1", started=2e9)
     for viewer in viewers:
         told = dict(live.changes(viewer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
@@ -17,9 +18,8 @@ from .run_reader import RunReader
 from .trials import TrialsReader
 
 LOOK_S: Final = 1.0  # between two looks at a run
-_LIST_S: Final = 3.0  # at all runs
-_TRIALS_S: Final = 5.0
-_LISTS: Final = ("runs", "trials")  # events that are of no run, which all viewers are given
+# Events that are of no run, which all viewers are given, and seconds between two looks at each.
+_LISTS: Final = {"runs": 3.0, "trials": 5.0}
 _FRESH_S: Final = 0.5  # what was read so shortly ago is not read again for another viewer
 _MOST_READERS: Final = 8  # of runs that are kept in memory
 _NUMBER: Final = re.compile(r"[0-9]{1,6}")
@@ -54,22 +54,15 @@ class Viewer:
             self.sent = {name: text for name, text in self.sent.items() if name in _LISTS}
 
 
-@dataclass
-class _Lists:
-    """Holds the lists of runs and trials, as all viewers are sent them until the next look."""
-
-    texts: dict[str, str] = field(default_factory=dict)  # JSON, by the name of the event
-    due_s: dict[str, float] = field(default_factory=dict)  # when each is looked at again
-    newest: str | None = None  # the id of a run
-
-
 class Live:
     """Holds the readers of one page, and its lists."""
 
     def __init__(self, catalog: Catalog, *, control: bool = False) -> None:
         self.catalog, self.control = catalog, control
         self._trials = TrialsReader(catalog.with_tunes)
-        self._listed = _Lists()
+        self._lists: dict[str, str] = {}  # JSON that all viewers are sent, by the event's name
+        self._due_s = dict.fromkeys(_LISTS, 0.0)  # when each is looked at again
+        self._newest: str | None = None  # the id of a run
         self._readers: OrderedDict[str, tuple[RunReader, float]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -85,29 +78,25 @@ class Live:
     def changes(self, viewer: Viewer) -> list[Event]:
         """Returns the events that a viewer lacks by now."""
         with self._lock:
-            return [*self._lists(viewer), *self._run(viewer)]
-
-    def _lists(self, viewer: Viewer) -> list[Event]:
-        self._look_at_lists()
-        if viewer.follows:
-            viewer.turn_to(self._listed.newest)
-        return [
-            event
-            for name in _LISTS
-            for event in _text_if_new(viewer, name, self._listed.texts[name])
-        ]
+            self._look_at_lists()
+            if viewer.follows:
+                viewer.turn_to(self._newest)
+            lists = [_text_if_new(viewer, name, text) for name, text in self._lists.items()]
+            return [*itertools.chain(*lists), *self._run(viewer)]
 
     def _look_at_lists(self) -> None:
         """Looks at each list that was not looked at lately, for all viewers."""
-        now_s, listed = time.monotonic(), self._listed
-        if now_s >= listed.due_s.get("runs", 0.0):
-            runs = self.catalog.as_json()
-            listed.newest = next((run["id"] for run in runs["runs"]), None)
-            listed.texts["runs"] = as_text({**runs, "control": self.control})
-            listed.due_s["runs"] = now_s + _LIST_S
-        if now_s >= listed.due_s.get("trials", 0.0):
-            listed.texts["trials"] = as_text(self._trials.as_json(self.catalog.roots()))
-            listed.due_s["trials"] = now_s + _TRIALS_S
+        now_s = time.monotonic()
+        for name, every_s in _LISTS.items():
+            if now_s >= self._due_s[name]:
+                self._lists[name], self._due_s[name] = as_text(self._list(name)), now_s + every_s
+
+    def _list(self, name: str) -> Any:
+        if name == "trials":
+            return self._trials.as_json(self.catalog.roots())
+        runs = self.catalog.as_json()
+        self._newest = next((run["id"] for run in runs["runs"]), None)
+        return {**runs, "control": self.control}
 
     def _run(self, viewer: Viewer) -> list[Event]:
         if viewer.run is None:
