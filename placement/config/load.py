@@ -27,11 +27,15 @@ _SMALLEST: Final = f"""The smallest config:
 """
 
 
-def load_config(source: Path | str | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
-    """Returns the config in a YAML file (or a mapping), with `section.key=value` overrides applied.
+def load_config(
+    source: Config | Path | str | Mapping[str, Any], overrides: Iterable[str] = ()
+) -> Config:
+    """Returns the config in a YAML file, with `section.key=value` overrides applied.
 
-    Raises ConfigError with every fault there is.
+    Or that in a mapping, or another config. Raises ConfigError with every fault there is.
     """
+    if isinstance(source, Config):
+        source = source.model_dump(mode="json")
     name = str(source) if isinstance(source, (str, Path)) else None
     lines: dict[Keys, int] = {}
     if isinstance(source, Mapping):

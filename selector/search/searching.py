@@ -339,9 +339,8 @@ def search(
             if not started:
                 runtime.init(preload_of(config, overrides))
             lease.sweep()
-            settings = config.model_dump(mode="json") if isinstance(config, Config) else config
             source = Path(config) if isinstance(config, (str, Path)) else None
-            resolved = load_config(settings, paper_config.apply_to(overrides))
+            resolved = load_config(config, paper_config.apply_to(overrides))
             beside = (Path.cwd() if source is None else source.parent).resolve()
             with importable(beside):
                 faults = placement_faults(resolved)

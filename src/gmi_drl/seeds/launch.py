@@ -94,8 +94,7 @@ def launch_seeds(
     if parallel is not None and parallel < 1:
         raise SeedsError(f"parallel={parallel}; it must be 1 or more.")
     source = str(config) if isinstance(config, (str, Path)) else None
-    settings = config.model_dump(mode="json") if isinstance(config, Config) else config
-    resolved = load_config(settings, paper_config.apply_to(overrides))
+    resolved = load_config(config, paper_config.apply_to(overrides))
     if faults := one_machine_faults(resolved, "training several seeds"):
         raise ConfigError(faults, source)
     first = resolved.run.seed

@@ -89,12 +89,11 @@ def new_job(
 
     `resolve` may measure first. `locks` keeps the lock of the run's folder, and the hosts.
     """
-    settings = config.model_dump(mode="json") if isinstance(config, Config) else config
     source = str(config) if isinstance(config, (str, Path)) else None
     if source is not None and Path(source).is_dir():
-        settings, config_folder = _serving_config(Path(source), overrides)
+        config, config_folder = _serving_config(Path(source), overrides)
         import_path = import_path or config_folder
-    resolved = load_config(settings, overrides)
+    resolved = load_config(config, overrides)
     notes: list[str] = []
     import_path = (import_path or (Path(source).parent if source else Path.cwd())).resolve()
     if not resolved.is_resolved and resolve is not None and resolved.cluster is None:
@@ -269,7 +268,7 @@ def resized_job(
 
     `lost` has the UUIDs of GPUs that are lost. ConfigError with each reason against the change.
     """
-    resolved = load_config(job.config.model_dump(mode="json"), list(overrides))
+    resolved = load_config(job.config, overrides)
     if faults := resize_faults(job.config, resolved):
         raise ConfigError(faults, "resize")
     with importable(job.role_folder):
@@ -297,7 +296,7 @@ def shrunk_job(
     words = [f"hardware.num_gpus={len(left)}"]
     if all(device.kind == "cpu" for device in left):
         words.append(f"hardware.cores={sorted(core for device in left for core in device.cores)}")
-    wanted = load_config(job.config.model_dump(mode="json"), words)
+    wanted = load_config(job.config, words)
     words += follow(job.config, topology, wanted, find_devices(wanted, lost))
     return resized_job(job, words, roles, lost)
 
@@ -309,7 +308,7 @@ def rehosted_job(
 
     ConfigError where it cannot be.
     """
-    resolved = load_config(job.config.model_dump(mode="json"), [f"cluster.hosts={len(hosts)}"])
+    resolved = load_config(job.config, [f"cluster.hosts={len(hosts)}"])
     with importable(job.role_folder):
         layout = planned(resolved, "hosts", hosts=[host.resources for host in hosts])
     return _next_job(job, layout, resolved, classes_of(resolved, layout, roles))
