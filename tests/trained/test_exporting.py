@@ -175,6 +175,20 @@ class _Unknown:
     """What no exporter takes."""
 
 
+def test_a_file_whose_state_is_no_number_is_refused(train, tmp_path, monkeypatch):
+    kind = exporting._KINDS["pt2"]
+
+    def write(policy, module, examples, file):
+        action, state = module(*examples)
+        file.write_bytes(b"")
+        return action, state * float("nan")
+
+    monkeypatch.setitem(exporting._KINDS, "pt2", dataclasses.replace(kind, write=write))
+    with pytest.raises(PolicyFailed, match="acts otherwise than the policy, by up to nan"):
+        export_policy(gmi_drl.load_policy(train("lstm")), "pt2", tmp_path / "policy")
+    assert not list(tmp_path.iterdir())
+
+
 def test_missing_packages_are_named(train, tmp_path, monkeypatch):
     onnx = dataclasses.replace(exporting._KINDS["onnx"], needs=("onnx", "no_such_package"))
     monkeypatch.setitem(exporting._KINDS, "onnx", onnx)

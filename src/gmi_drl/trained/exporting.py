@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
 
+import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
@@ -130,7 +131,8 @@ def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
         file.parent.mkdir(parents=True, exist_ok=True)
         with _quiet():
             outputs = kind.write(policy, module, examples, partial)
-        gap = max(_distance(*pair) for pair in zip(expected, outputs, strict=True))
+        gaps = [_distance(*pair) for pair in zip(expected, outputs, strict=True)]
+        gap = float(np.max(gaps))  # NaN if any is, unlike Python's max
         if not gap <= kind.tolerance:  # NaN is not
             raise PolicyFailed(
                 f"{file}: what was written acts otherwise than the policy, by up to {gap:g}, and "
