@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -220,7 +219,12 @@ class PolicyReader:
         Of a run with a replay these are the ones that drew from a replay with its data in it.
         """
         by_process = {
-            id: Killed(*struct.unpack(">8xII", id), session=id[:8].hex(), how=how)
+            id: Killed(
+                gmi_id=int.from_bytes(id[8:12], "big"),
+                process=int.from_bytes(id[12:], "big"),
+                session=id[:8].hex(),
+                how=how,
+            )
             for id, how in self._deaths().items()
         }
         stored: dict[tuple[bytes, int], int] = {}  # by process and trainer: the last version

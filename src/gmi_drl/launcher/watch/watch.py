@@ -30,6 +30,7 @@ class Watch(Protocol):
 
     def tick(self, gang: Gang) -> None:
         """Is called about ten times a second, from the start of the GMIs to their end."""
+        return None  # so that it is not abstract
 
 
 _LOOK_S: Final = 1.0  # between looks at who else is at work
