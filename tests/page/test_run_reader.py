@@ -63,6 +63,8 @@ def test_a_run_that_goes_on_says_how_long_it_will(tmp_path, trained):
     with open(path / "metrics.jsonl", "a") as file:
         file.write(pages.line(41))
     assert head(path)["iteration"] == 41
+    (path / "metrics.jsonl").write_text(pages.line(1, steps_per_s=5e-324))
+    assert head(path)["left"] is None  # longer than a number can say
 
 
 def test_a_run_whose_launcher_was_killed_has_failed(tmp_path):

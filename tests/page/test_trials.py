@@ -76,6 +76,13 @@ def test_a_search_tells_each_trial_with_its_reason(tmp_path):
     assert search["series"][0]["points"] == [[50, 1.0], [120, 30.0]]
 
 
+def test_a_trial_that_diverged_leaves_the_others_on_the_page(tmp_path):
+    write_search(tmp_path, ended(0, float("-inf")), ended(1, 3.0))
+    (search,) = shown(tmp_path)
+    points = {each["name"]: each["points"] for each in search["series"]}
+    assert points == {"trial 0": [[50, 1.0]], "trial 1": [[50, 1.0], [120, 3.0]]}
+
+
 def test_a_search_at_work_holds_its_lock(tmp_path):
     path = write_search(tmp_path, asked(0))
     (path / "lock").write_text("process 1")

@@ -119,7 +119,7 @@ class RunReader:
         speed = summary.steps_per_s if speed is None else speed
         left_s = None
         if running and total is not None and summary.steps is not None and speed:
-            left_s = max(0.0, (total - summary.steps) / speed)
+            left_s = _figure(max(0.0, (total - summary.steps) / speed))
         trained_s = number_of(last.get("time_s"))
         spread = number_of(self._written.get("eval_std"))
         command = "" if running else resume_command(self.folder)

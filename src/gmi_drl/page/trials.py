@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -255,7 +256,11 @@ def _curves(
     points: dict[int, dict[int, float]] = {}
     for line in ended:
         points.setdefault(int(line["trial"]), {}).update(
-            {int(steps): float(f"{mean:.6g}") for steps, mean in line["points"] if mean == mean}
+            {
+                int(steps): float(f"{mean:.6g}")
+                for steps, mean in line["points"]
+                if math.isfinite(mean)
+            }
         )
     for trial in [trial for trial in trials if points.get(trial)][:_MOST_SERIES]:
         yield trial, [[steps, mean] for steps, mean in sorted(points[trial].items())]
