@@ -1,22 +1,15 @@
 """IMPALA and APPO learn, from a policy that is some updates behind (docs/async.md)."""
 
 import pytest
-import torch
 
 from lagged import config_of, train
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CARTPOLE = {
     "network": [64, 64], "activation": "tanh", "horizon": 16, "minibatches": 2,
     "learning_rate": 1e-3,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def cartpole(name, lag, seed):

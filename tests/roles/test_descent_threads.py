@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,13 +14,7 @@ from gmi_drl.placement import ALGORITHMS
 from gmi_drl.roles.optimizers.descent import Descent, step_together
 from gmi_drl.roles.policies.flat_parameters import FlatParameters
 
-
-@pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("two_threads")
 
 
 @pytest.mark.parametrize(("units", "threads"), [(64, 1), (400, 2)])

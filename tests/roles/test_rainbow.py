@@ -33,12 +33,8 @@ KINDS = ("none", "c51", "qr")
 EVERYTHING = {"dueling": True, "noisy": True, "double": True}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # rows are few: a second thread waits longer than it works
-    yield
-    torch.set_num_threads(before)
+# Rows are few: a second thread waits longer than it works.
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def seeded(seed=0):

@@ -287,17 +287,15 @@ def test_what_does_not_fit_is_refused():
 
 
 @pytest.fixture
-def actors():
-    """Makes evaluators that are actors, and ends the runtime afterwards."""
-    runtime.init(["gmi_drl.rl"])
+def actors(rl_runtime):
+    """Makes evaluators that are actors."""
 
     def make(count, algorithm=rl.A2C):
         keys = {rl.PPO: PPO, rl.DQN: DQN}.get(algorithm, {**SETTINGS, **RAW})
         its = {"env": "CartPole-v1", "algorithm": algorithm, "num_env": 4, "seed": 3}
         return [rl.Evaluator.remote(**its, settings=keys) for _ in range(count)]
 
-    yield make
-    runtime.shutdown()
+    return make
 
 
 @pytest.mark.parametrize("make", [rl.Local, rl.AllReduce])
@@ -528,14 +526,6 @@ def test_training_goes_on_without_one_that_is_stopped_and_with_it_again(actors, 
     while told[-1]["dropped"] == dropped:  # until what it brings, which is too late, has come
         told.append(optimizer.step())
     optimizer.close()
-
-
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.slow

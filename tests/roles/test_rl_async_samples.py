@@ -290,15 +290,13 @@ def test_what_does_not_fit_is_refused():
 
 
 @pytest.fixture
-def actors():
-    """Makes evaluators that are actors, and ends the runtime afterwards."""
-    runtime.init(["gmi_drl.rl"])
+def actors(rl_runtime):
+    """Makes evaluators that are actors."""
 
     def make(count, algorithm=rl.IMPALA, **settings):
         return [rl.Evaluator.remote(**described(algorithm, **settings)) for _ in range(count)]
 
-    yield make
-    runtime.shutdown()
+    return make
 
 
 def test_an_actor_learns_what_an_object_learns(actors):
@@ -353,20 +351,13 @@ def test_who_answers_nothing_is_named_and_one_of_two_is_waited_for_by_nobody(act
 
 @pytest.mark.slow
 def test_the_example_runs(capsys):
+    runtime.shutdown()  # as it starts its own
     example = runpy.run_path(str(EXAMPLE))
     try:
         assert 8 <= example["main"](steps=16 * 20 * 3) <= 500
     finally:
         runtime.shutdown()
     assert "evaluation" in capsys.readouterr().out
-
-
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.slow

@@ -88,28 +88,26 @@ def test_sums_are_the_same_bits_whoever_adds_them_up_in_whatever_order():
         assert parts[0].whole()[0].tobytes() == pairs.tobytes()
 
 
-def test_kills_of_evaluators_and_of_aggregators_change_nothing_of_what_is_learned(tmp_path):
-    runtime.init(["gmi_drl.rl"])
-    try:
-        killing = {"env": "bodies_evolution:KillingLQR-v0", "options": {"folder": str(tmp_path)}}
-        bits, _ = learned(1, **killing)
-        its = evaluators(4, make=rl.Evaluator.remote, **killing)
-        optimizer = rl.Population(rl.ES, its, fan_out=2)
-        tree = optimizer._aggregators
-        assert len(tree) == 2
-        victims = [its[0], tree[1], its[3]]
-        for number, victim in enumerate(victims):
-            before = runtime.process_id(victim)
-            (tmp_path / "kill").write_text(str(before))  # by who plays, in the midst of a round
-            optimizer.step()
-            assert not (tmp_path / "kill").exists()
-            assert runtime.process_id(victim) != before
-            assert len(runtime.deaths(victim)) == 1, number
-        assert essence(optimizer) == bits
-        assert optimizer.evaluate(num_env=2)["eval_return"] < 0
-        optimizer.close()
-    finally:
-        runtime.shutdown()
+def test_kills_of_evaluators_and_of_aggregators_change_nothing_of_what_is_learned(
+    tmp_path, rl_runtime
+):
+    killing = {"env": "bodies_evolution:KillingLQR-v0", "options": {"folder": str(tmp_path)}}
+    bits, _ = learned(1, **killing)
+    its = evaluators(4, make=rl.Evaluator.remote, **killing)
+    optimizer = rl.Population(rl.ES, its, fan_out=2)
+    tree = optimizer._aggregators
+    assert len(tree) == 2
+    victims = [its[0], tree[1], its[3]]
+    for number, victim in enumerate(victims):
+        before = runtime.process_id(victim)
+        (tmp_path / "kill").write_text(str(before))  # by who plays, in the midst of a round
+        optimizer.step()
+        assert not (tmp_path / "kill").exists()
+        assert runtime.process_id(victim) != before
+        assert len(runtime.deaths(victim)) == 1, number
+    assert essence(optimizer) == bits
+    assert optimizer.evaluate(num_env=2)["eval_return"] < 0
+    optimizer.close()
 
 
 @pytest.mark.parametrize(
@@ -119,19 +117,15 @@ def test_kills_of_evaluators_and_of_aggregators_change_nothing_of_what_is_learne
         (2, "the aggregator of evaluators 0 to 1, the aggregator of evaluators 2 to 2"),
     ],
 )
-def test_those_that_do_not_answer_are_named(fan_out, late):
-    runtime.init(["gmi_drl.rl"])
-    try:
-        its = evaluators(3, make=rl.Evaluator.remote)
-        optimizer = rl.Population(rl.ES, its, fan_out=fan_out)
+def test_those_that_do_not_answer_are_named(fan_out, late, rl_runtime):
+    its = evaluators(3, make=rl.Evaluator.remote)
+    optimizer = rl.Population(rl.ES, its, fan_out=fan_out)
+    optimizer.step()
+    optimizer._root._timeout_s = 1.0
+    pids = [runtime.process_id(one) for one in its]
+    with stopped(*pids), pytest.raises(EvaluatorLate, match=f"after 1 s: {late}"):
         optimizer.step()
-        optimizer._root._timeout_s = 1.0
-        pids = [runtime.process_id(one) for one in its]
-        with stopped(*pids), pytest.raises(EvaluatorLate, match=f"after 1 s: {late}"):
-            optimizer.step()
-        optimizer.close()
-    finally:
-        runtime.shutdown()
+    optimizer.close()
 
 
 def test_nobody_idles_where_environments_outnumber_directions(alone, monkeypatch):
@@ -147,17 +141,13 @@ def test_nobody_idles_where_environments_outnumber_directions(alone, monkeypatch
 
 
 @pytest.mark.parametrize("fan_out", [None, 2])
-def test_evaluators_of_this_process_go_along_with_actors(alone, fan_out):
-    runtime.init(["gmi_drl.rl"])
-    try:
-        its = [*evaluators(1), *evaluators(2, make=rl.Evaluator.remote)]
-        optimizer = rl.Population(rl.ES, its, fan_out=fan_out)
-        for _ in range(ROUNDS):
-            optimizer.step()
-        assert essence(optimizer) == alone[0]
-        optimizer.close()
-    finally:
-        runtime.shutdown()
+def test_evaluators_of_this_process_go_along_with_actors(alone, fan_out, rl_runtime):
+    its = [*evaluators(1), *evaluators(2, make=rl.Evaluator.remote)]
+    optimizer = rl.Population(rl.ES, its, fan_out=fan_out)
+    for _ in range(ROUNDS):
+        optimizer.step()
+    assert essence(optimizer) == alone[0]
+    optimizer.close()
 
 
 def test_steps_of_episodes_whose_return_is_nan_are_counted_as_in_gmis():

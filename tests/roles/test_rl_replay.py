@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 import gmi_drl
 from gmi_drl import rl, runtime
@@ -60,7 +59,7 @@ def test_with_one_evaluator_both_learn_the_same_bit_for_bit(algorithm):
 @pytest.mark.parametrize(
     "more", [PRIORITIES, pytest.param({"recurrent": {"size": 6}}, marks=pytest.mark.slow)]
 )
-def test_it_learns_what_a_run_of_one_gmi_learns_bit_for_bit(more, tmp_path):
+def test_it_learns_what_a_run_of_one_gmi_learns_bit_for_bit(rl_runtime, more, tmp_path):
     rounds = 12
     config = {
         "version": 1, "env": {"id": "CartPole-v1", "num_env": NUM_ENV},
@@ -72,9 +71,7 @@ def test_it_learns_what_a_run_of_one_gmi_learns_bit_for_bit(more, tmp_path):
         "hardware": {"num_gpus": 1},
         "layout": {"template": "tcg_ex", "gmi_per_gpu": 1},
     }  # fmt: skip
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(config))
-    result = gmi_drl.launch(path, view="none")
+    result = gmi_drl.launch(config, view="none")
     newest = max((result.folder / "checkpoints").iterdir())
     of_gmi = torch.load(newest / "shared.pt", weights_only=True)["parameters"]
     its = evaluators(rl.DQN, 1, batch_size=8, **more)
@@ -156,27 +153,24 @@ def test_what_does_not_fit_is_refused():
         rl.Replay(rl.DQN, several)
 
 
-def test_the_ratio_is_held_when_an_evaluator_is_killed():
-    runtime.init(["gmi_drl.rl"])
-    try:
-        its = [rl.Evaluator.remote(**described(rl.DQN, **PRIORITIES)) for _ in range(2)]
-        optimizer = rl.Apex(rl.DQN, its)
-        optimizer.step()
-        before = runtime.process_id(its[1])
-        os.kill(before, signal.SIGKILL)
-        rounds = 0
-        while rounds < 8 or runtime.process_id(its[1]) in (None, before):
-            told = optimizer.step()
-            assert told["updates"] == due(told["steps"])
-            rounds += 1
-        assert optimizer.updates > 0
-        optimizer.close()
-    finally:
-        runtime.shutdown()
+def test_the_ratio_is_held_when_an_evaluator_is_killed(rl_runtime):
+    its = [rl.Evaluator.remote(**described(rl.DQN, **PRIORITIES)) for _ in range(2)]
+    optimizer = rl.Apex(rl.DQN, its)
+    optimizer.step()
+    before = runtime.process_id(its[1])
+    os.kill(before, signal.SIGKILL)
+    rounds = 0
+    while rounds < 8 or runtime.process_id(its[1]) in (None, before):
+        told = optimizer.step()
+        assert told["updates"] == due(told["steps"])
+        rounds += 1
+    assert optimizer.updates > 0
+    optimizer.close()
 
 
 @pytest.mark.slow
 def test_the_example_runs_to_its_evaluation():
+    runtime.shutdown()  # as it starts its own
     threads = torch.get_num_threads()
     try:
         score = runpy.run_path(str(EXAMPLE))["main"](steps=1_600)

@@ -15,13 +15,7 @@ from gmi_drl.roles.policies.networks import actor_critic_of
 from gmi_drl.roles.role.manager import GMI_manager, GmiContext
 from gmi_drl.roles.threads import model_products, rows_at_once, threads_for
 
-
-@pytest.fixture(autouse=True)
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("two_threads")
 
 
 @pytest.mark.parametrize(
