@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from gmi_drl import launch, runtime
+from gmi_drl import launch
 from gmi_drl.cli import main
 from gmi_drl.comm.links.links import Link
 from gmi_drl.comm.plan.capability import LinkFacts
@@ -23,7 +23,6 @@ from gmi_drl.launcher.plan.planning import (
     numel_of,
     reduction_of,
 )
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import (
     ConfigError,
     Device,
@@ -52,13 +51,7 @@ hardware: {num_gpus: 2}
 NUMEL = 6 * 64 + 7
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_runtime_for_all():
-    """Starting it, with torch, takes longer than all that is tested here."""
-    runtime.init(PRELOAD)
-    runtime.preloaded(60)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 @pytest.fixture

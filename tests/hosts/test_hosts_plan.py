@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import gmi_drl
+from gmi_drl import runtime
 from gmi_drl.cli.main import main
 from gmi_drl.comm.links.host_links import keep
 from gmi_drl.comm.links.links import Link
@@ -136,6 +137,7 @@ def test_fewer_hosts_than_there_may_be_are_a_fault(tmp_path):
     assert any("layout.file says what GMIs there are" in str(f) for f in check(shrinks, TWO_CORES))
 
 
+@pytest.mark.usefixtures("warm")
 def test_plan_draws_host_by_host(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file, picture = tmp_path / "config.yaml", tmp_path / "picture.svg"
@@ -177,6 +179,7 @@ def test_plan_draws_host_by_host(tmp_path, capsys, monkeypatch):
     assert (across["count"], across["way"], across["sent_bytes"]) == (3, "one_step", 8 * numel)
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.skipif(len(CORES) < 2, reason="agent and trainer of a host need a core each")
 def test_plan_draws_channels_within_each_host(tmp_path, capsys):
     file, picture = tmp_path / "config.yaml", tmp_path / "picture.svg"
@@ -377,6 +380,7 @@ def test_a_host_without_trainers_and_one_without_agents_need_memory_of_their_own
             plan_with(*free)
 
 
+@pytest.mark.usefixtures("warm")
 def test_plan_draws_what_crosses_from_host_to_host(tmp_path, capsys):
     file, picture = tmp_path / "config.yaml", tmp_path / "picture.svg"
     file.write_text(
@@ -442,6 +446,7 @@ def test_a_size_that_nobody_can_say_is_not_known():
 
 @pytest.mark.parametrize("command", [["tune"], ["search"], ["launch", "--seeds", "2"]])
 def test_what_is_for_one_machine_refuses_a_cluster(tmp_path, command, capsys):
+    runtime.shutdown()  # as commands start their own
     file = tmp_path / "config.yaml"
     file.write_text(
         "version: 1\nenv: {id: CartPole-v1, num_env: 4}\n"

@@ -10,10 +10,10 @@ import pytest
 import fake_ray
 import faults
 import gmi_drl
-from bodies_tasks import until
 from fake_ray import FakeHost
 from host_launches import CORES, Intruder, launched, ports
 from run_files import metrics
+from waits import until
 
 SAMPLES = 8 * 8  # of a segment
 SAMPLING = {
