@@ -7,10 +7,10 @@ import torch
 
 import faults
 import gmi_drl.roles
-from bodies_tasks import until
 from gmi_drl.roles.evaluators.sample_sender import SampleSender
 from gmi_drl.roles.seeds import EVALUATION
 from hooked import Hooked, after
+from waits import until
 
 
 class _Watched:

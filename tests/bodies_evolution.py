@@ -9,11 +9,7 @@ import gymnasium
 import numpy as np
 import torch
 
-import bodies_recovery
-import gmi_drl
-from gmi_drl.placement import Topology, layout_of, load_config
-from gmi_drl.roles.optimizers import make_optimizer
-from gmi_drl.roles.role.manager import GMI_manager, GmiContext
+from bodies_roles import optimizer_of
 
 # x' = A x + B u pays -(x Q x + u R u); unstable where nothing is done.
 A = np.array([[1.05, 0.2], [0.0, 0.95]])
@@ -113,15 +109,7 @@ def riccati_gain():
 
 def rounds(group, section, count):
     """Returns what `count` rounds of a group's GMIs come to: parameters, moments and metrics."""
-    config = load_config(section, [f"layout.gmi_per_gpu={group.size}"])
-    layout = layout_of(config, Topology.from_cores(range(group.size), 1))
-    GMI_manager.bind(GmiContext(group.rank, layout, config, group))
-    try:
-        role = gmi_drl.Holistic(group.rank, "simulator+agent+trainer", 0)
-    finally:
-        GMI_manager.bind(None)  # a group of one is in the process of the tests
-    optimizer = make_optimizer(role)
-    optimizer.connect(group, 0)
+    optimizer = optimizer_of(group, section)
     steps, told = 0, []
     for iteration in range(count):
         done = optimizer.step(iteration, steps)
@@ -131,9 +119,3 @@ def rounds(group, section, count):
     statistics = state["observation_normalizer"] or {"moments": torch.zeros(0)}
     learned = (state["parameters"].numpy().copy(), statistics["moments"].numpy().copy())
     return *learned, steps, told
-
-
-class Mortal(bodies_recovery.Mortal):
-    """Passes the points of a script; it has no loss."""
-
-    loss = gmi_drl.Holistic.loss

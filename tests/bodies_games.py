@@ -5,12 +5,9 @@ from functools import cache
 import numpy as np
 
 import bodies_recovery
-import gmi_drl
-from gmi_drl.placement import Topology, layout_of, load_config
+from bodies_roles import optimizer_of
 from gmi_drl.roles.games.in_a_row import InARow
-from gmi_drl.roles.optimizers import make_optimizer
 from gmi_drl.roles.optimizers.descent import one_thread
-from gmi_drl.roles.role.manager import GMI_manager, GmiContext
 
 WINS = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
 
@@ -107,15 +104,7 @@ class Stuck(InARow):
 
 def trained(group, section, count):
     """Returns the optimizer of a group's GMI after `count` rounds, and their metrics."""
-    config = load_config(section, [f"layout.gmi_per_gpu={group.size}"])
-    layout = layout_of(config, Topology.from_cores(range(group.size), 1))
-    GMI_manager.bind(GmiContext(group.rank, layout, config, group))
-    try:
-        role = gmi_drl.Holistic(group.rank, "simulator+agent+trainer", 0)
-    finally:
-        GMI_manager.bind(None)  # a group of one is in the process of the tests
-    optimizer = make_optimizer(role)
-    optimizer.connect(group, 0)
+    optimizer = optimizer_of(group, section)
     steps, told = 0, []
     with one_thread():  # as a GMI with one core: threads that wait for others are slow
         for iteration in range(count):
@@ -139,10 +128,8 @@ class WatchedGame:
         return self._game.step(states, moves)
 
 
-class Mortal(bodies_recovery.Mortal):
-    """Passes the points of a script; it has no loss that a role may replace."""
-
-    loss = gmi_drl.Holistic.loss
+class Mortal(bodies_recovery.MortalWithoutLoss):
+    """Passes the points of a script."""
 
     def make_policy(self, env, generator):
         network = super().make_policy(env, generator)

@@ -12,6 +12,7 @@ from gmi_drl.comm.group.tags import REFORM
 from gmi_drl.comm.hosts.links import HostLinks, Interrupted
 from gmi_drl.comm.reducers import hosts
 from gmi_drl.comm.reducers.hosts_gloo import HostsGloo
+from waits import until
 
 
 def everything(group, lengths):
@@ -236,18 +237,11 @@ def set_up_for_long(group, told):
     while True:
         try:
             if is_new:
-                _until(lambda: len([*base.glob("*/told*")]) == group.size - 1)
+                until(lambda: len([*base.glob("*/told*")]) == group.size - 1, within_s=60)
                 is_set_up.touch()
                 is_new = False
             group.reform()
             return _reduce_until_told(group, told)
         except GroupReformed:
             (group.spec.folder / f"told{group.rank}").touch()
-            _until(is_set_up.exists)
-
-
-def _until(is_so, within_s=60.0):
-    deadline_s = time.monotonic() + within_s
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)  # between two looks
+            until(is_set_up.exists, within_s=60)

@@ -4,9 +4,6 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-import bodies_recovery
-import gmi_drl
-
 
 class Walk(gymnasium.Env):
     """A point that is pushed, and whose episode is over beyond 1."""
@@ -62,9 +59,3 @@ def nothing(observation, action, following):
 
 gymnasium.register("GmiWalk-v0", entry_point=Walk, max_episode_steps=20, disable_env_checker=True)
 gymnasium.register("GmiBytes-v0", entry_point=Bytes, max_episode_steps=20, disable_env_checker=True)
-
-
-class Mortal(bodies_recovery.Mortal):
-    """Passes the points of a script; it has no loss that a role may replace."""
-
-    loss = gmi_drl.Holistic.loss

@@ -67,6 +67,12 @@ class Mortal(Hooked, gmi_drl.Holistic):
             file.write(f"{iteration} {os.getpid()}\n")
 
 
+class MortalWithoutLoss(Mortal):
+    """The same by an algorithm whose loss no role may replace."""
+
+    loss = gmi_drl.Holistic.loss
+
+
 class Parricide(Mortal):
     """The same, but what is killed is the fork server, and all that it has forked with it."""
 

@@ -12,6 +12,7 @@ from gmi_drl.launcher.folder.resize_request import ResizeRequest, make_request
 from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.roles.state import checkpoint
 from hooked import Hooked
+from waits import until
 
 
 class Alone(gmi_drl.Holistic):
@@ -34,10 +35,7 @@ class ResizedAsItEvaluates(gmi_drl.Holistic):
             def first_step(action):
                 env.step = step
                 make_request(folder, ResizeRequest("late", ("layout.gmi_per_gpu=2",)))
-                deadline_s = time.monotonic() + 30
-                while not runtime.stop_requested():
-                    assert time.monotonic() < deadline_s
-                    time.sleep(0.01)  # between two looks
+                until(runtime.stop_requested)
                 return step(action)
 
             env.step = first_step

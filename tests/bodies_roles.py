@@ -4,16 +4,26 @@ import resource
 
 import torch
 
+import gmi_drl
 from batches import batch_for, learner_of
-from gmi_drl.placement import ALGORITHMS, MultiAgentConfig, PPOConfig
+from gmi_drl.placement import (
+    ALGORITHMS,
+    MultiAgentConfig,
+    PPOConfig,
+    Topology,
+    layout_of,
+    load_config,
+)
 from gmi_drl.roles.algorithms.by_policy import by_policy
 from gmi_drl.roles.algorithms.ppo import PPO
 from gmi_drl.roles.envs import make_env
+from gmi_drl.roles.optimizers import make_optimizer
 from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
 from gmi_drl.roles.policies.flat_parameters import PublishedPolicy
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
+from gmi_drl.roles.role.manager import GMI_manager, GmiContext
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.collector import Collector
 from gmi_drl.roles.state.recovery import Snapshots, agree, spread
@@ -21,6 +31,20 @@ from gmi_drl.roles.state.saving import Saver
 
 HORIZON, ENVS, OBS, ACTIONS = 8, 12, 5, 3
 SETTINGS = PPOConfig(network=[16, 8])
+
+
+def optimizer_of(group, section):
+    """Returns that of a GMI of a group, which trains by a config with this section."""
+    config = load_config(section, [f"layout.gmi_per_gpu={group.size}"])
+    layout = layout_of(config, Topology.from_cores(range(group.size), 1))
+    GMI_manager.bind(GmiContext(group.rank, layout, config, group))
+    try:
+        role = gmi_drl.Holistic(group.rank, "simulator+agent+trainer", 0)
+    finally:
+        GMI_manager.bind(None)  # a group of one is in the process of the tests
+    optimizer = make_optimizer(role)
+    optimizer.connect(group, 0)
+    return optimizer
 
 
 def experience():

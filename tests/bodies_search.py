@@ -3,12 +3,10 @@
 import json
 import os
 import signal
-import time
 
 from gmi_drl.roles import Holistic, Trainer
 from hooked import Hooked
-
-_WITHIN_S = 30.0
+from waits import until
 
 
 class Held(Hooked, Holistic):
@@ -19,10 +17,7 @@ class Held(Hooked, Holistic):
             folder = self.mgr.context.folder
             (folder / ".pid").write_text(str(os.getpid()))
             (folder / ".pid").rename(folder / "pid")
-            deadline_s = time.monotonic() + _WITHIN_S
-            while not (folder / "go").exists():
-                assert time.monotonic() < deadline_s, "nobody let it go"
-                time.sleep(0.005)  # between two looks
+            until((folder / "go").exists, "that somebody lets it go")
 
 
 class Tells(Hooked, Holistic):

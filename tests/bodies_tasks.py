@@ -13,15 +13,7 @@ import numpy as np
 
 from gmi_drl import runtime
 from gmi_drl.runtime.api import session
-
-
-def until(holds, what="it", within_s=20.0, shown=str):
-    """Returns when `holds()` is true; AssertionError, with `shown()`, when it is not by then."""
-    deadline_s = time.monotonic() + within_s
-    while not holds():
-        late = time.monotonic() > deadline_s
-        assert not late, f"{what} did not come to be in {within_s:g} s: {shown()}"
-        time.sleep(0.005)  # between two looks
+from waits import until
 
 
 def mark(path):

@@ -10,12 +10,14 @@ from gymnasium import spaces
 import faults
 import gmi_drl
 from bodies_recovery import Watched
+from bodies_tasks import marks
 from gmi_drl.roles import Agent, Trainer
 from gmi_drl.roles.evaluators.gradients import GradientLoop
 from gmi_drl.roles.evaluators.rollout_worker import RolloutLoop
 from gmi_drl.roles.state import checkpoint
 from hooked import Hooked, after
 from toy_env import ToyEnv
+from waits import until
 
 
 class _Torn:
@@ -290,12 +292,9 @@ class _Held:
         return getattr(self._env, name)
 
     def step(self, action):
-        until = time.monotonic() + 60
-        while self._held and time.monotonic() < until:
-            lines = self._metrics.read_text().count("\n") if self._metrics.exists() else 0
-            self._held = lines < 3
-            time.sleep(0.01)  # between two looks at the file
-        assert not self._held, "the trainer waits for who is late"
+        if self._held:
+            until(lambda: marks(self._metrics) >= 3, "that the trainer waits for nobody", 60)
+            self._held = False
         return self._env.step(action)
 
 
@@ -378,10 +377,8 @@ class MournfulTrainer(Hooked, Trainer):
         after(optimizer._evaluators, "sample", keep)
 
     def begin(self, iteration):
-        until = time.monotonic() + 60
-        while iteration == 3 and not self._brought():
-            assert time.monotonic() < until, "who was killed does not bring anything"
-            time.sleep(0.01)  # between two looks at the files
+        if iteration == 3:
+            until(self._brought, "something of who was killed", 60)
 
     def _brought(self):
         lives = {path.name: path.read_text() for path in faults.folder().glob("brought*")}

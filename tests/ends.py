@@ -1,6 +1,5 @@
 """Processes at the ends of links and boards: shared memory goes to them with their arguments."""
 
-import time
 from multiprocessing import reduction
 
 from fork_context import CONTEXT
@@ -52,11 +51,3 @@ class Ends:
         process.join(within_s)
         assert process.exitcode is not None, f"{name} has not ended after {within_s} s"
         assert process.exitcode == 0, f"{name} ended with {process.exitcode}"
-
-
-def until(condition, what, within_s=30.0):
-    """Returns once `condition` holds."""
-    deadline_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {within_s} s: {what}"
-        time.sleep(0.001)  # between two looks

@@ -1,6 +1,7 @@
 """Killing what a runtime has started, at random moments, while it works."""
 
 import contextlib
+import math
 import os
 import random
 import signal
@@ -78,11 +79,15 @@ class Killer:
     """Kills one of `targets()` every now and then, as long as the block lasts.
 
     After each it lets `progress()` come on by one at least, and after that some more time pass, at
-    most `pause_s`: else a slow machine would do nothing but begin again. `killed` counts.
+    most `pause_s`: else a slow machine would do nothing but begin again. `killed` counts, up to
+    `most`.
     """
 
-    def __init__(self, seed, pause_s=0.1, targets=started, kill=kill_started, progress=calls_done):
-        self.killed = 0
+    def __init__(
+        self, seed, pause_s=0.1, targets=started, kill=kill_started, progress=calls_done,
+        most=math.inf,
+    ):  # fmt: skip
+        self.killed, self._most = 0, most
         self._random = random.Random(seed)
         self._pause_s = pause_s
         self._progress = progress
@@ -101,7 +106,9 @@ class Killer:
 
     def _run(self):
         before = -1
-        while not self._over.wait(self._random.uniform(0, self._pause_s)):
+        while self.killed < self._most and not self._over.wait(
+            self._random.uniform(0, self._pause_s)
+        ):
             now = self._progress()
             targets = self._targets() if now > before else ()
             if targets and self._kill(self._random.choice(targets)):

@@ -4,7 +4,6 @@ import contextlib
 import os
 import socket
 import struct
-import time
 from multiprocessing import reduction
 
 from fork_context import CONTEXT
@@ -119,14 +118,6 @@ class End:
         self.process.kill()
         self.process.join()
         self._receive.close()
-
-
-def until(condition, what, within_s=40.0):
-    """Returns when `condition()` holds."""
-    deadline_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"{what}: not after {within_s} s"
-        time.sleep(0.002)  # between two looks
 
 
 def lines(path):

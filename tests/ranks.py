@@ -1,7 +1,6 @@
 """Runs a function as every rank of a reducer group, in processes of its own, with a deadline."""
 
 import dataclasses
-import time
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import reduction
@@ -10,6 +9,7 @@ from fork_context import CONTEXT
 from gmi_drl.comm import create_group
 from gmi_drl.comm.group.barrier import PID, SLEEP, record
 from gmi_drl.runtime import Memfd
+from waits import until
 
 
 @dataclass(frozen=True)
@@ -96,18 +96,13 @@ class Ranks:
     def until_asleep(self, rank, waiting_for, within_s=30.0):
         """Returns when `rank` has gone to sleep until `waiting_for` arrives."""
         words = self.spec.memfd.map().cast("Q")
-        deadline_s = time.monotonic() + within_s
-        while words[record(rank) + SLEEP] != waiting_for + 1:
-            assert time.monotonic() < deadline_s, f"rank {rank} does not wait for {waiting_for}"
-            time.sleep(0.001)
+        sleep = record(rank) + SLEEP
+        until(lambda: words[sleep] == waiting_for + 1, f"the sleep of rank {rank}", within_s)
 
     def until_joined(self, rank, within_s=30.0):
         """Returns when the process of `rank` has joined the group."""
         words = self.spec.memfd.map().cast("Q")
-        deadline_s = time.monotonic() + within_s
-        while not words[record(rank) + PID]:
-            assert time.monotonic() < deadline_s, f"rank {rank} does not join"
-            time.sleep(0.001)  # between two looks
+        until(lambda: words[record(rank) + PID], f"rank {rank}", within_s)
 
     def outcome(self, rank, within_s=100.0):
         """What one rank returned, or the exception it raised, or Died."""

@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from bodies_tasks import until
+from waits import until
 
 
 def state_of(pid):

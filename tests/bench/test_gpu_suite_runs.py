@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from gmi_drl.gmi import lease
 from gmi_drl.runtime.cache_files import locked
 from suite_records import ladders_of
+from waits import until
 
 TESTS = Path(__file__).resolve().parents[1]
 BENCH = TESTS.parent / "bench"
@@ -64,10 +64,8 @@ def test_a_dry_suite_that_is_killed_goes_on_and_runs_nothing_twice(suite, tmp_pa
         while "measured" not in (line := first.stdout.readline()):
             assert "so far" in line, line + first.stdout.read()
         assert key in line
-        end_s = time.monotonic() + _DEADLINE_S
-        while len(psutil.Process(first.pid).children(recursive=True)) < 3:  # the next has begun
-            assert time.monotonic() < end_s, "no cell has begun"
-            time.sleep(0.01)  # between two looks
+        program = psutil.Process(first.pid)
+        until(lambda: len(program.children(recursive=True)) >= 3, "the next cell", _DEADLINE_S)
         with locked(path.parent / ".kept" / "cell.lock", timedelta(0)) as lock:
             assert lock.holder == "reduction/2 x 1/cpu#0"  # until it has ended, whoever is killed
         first.send_signal(signal.SIGKILL)

@@ -5,13 +5,14 @@ import os
 import sqlite3
 import subprocess
 import sys
-import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+
+from waits import until
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
@@ -188,11 +189,8 @@ def test_a_kept_cell_that_was_stopped_goes_on_and_trains_nothing_twice(tmp_path)
     cores = sorted(os.sched_getaffinity(0))
     runs = tmp_path / "keep/CartPole-v1-0/runs/bench"
     program = _learning(tmp_path, cores[0])
-    deadline_s = time.monotonic() + 120
-    while not list(runs.glob("*/checkpoints/*/manifest.json")):
-        assert program.poll() is None
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)  # between two looks
+    made = "*/checkpoints/*/manifest.json"
+    until(lambda: [*runs.glob(made)] or program.poll() is not None, "a checkpoint", 120)
     program.terminate()
     assert program.wait(60) == 143
     assert not (tmp_path / "results").exists()

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import bodies_experience as bodies
-from ends import Ends, until
+from ends import Ends
 from gmi_drl.comm.errors import BoardError, BoardTimeout
 from gmi_drl.comm.shm import board as boards
 from gmi_drl.comm.shm.board import create_board
 from gmi_drl.runtime import Memfd
+from waits import until
 
 SHORT = timedelta(milliseconds=30)
 

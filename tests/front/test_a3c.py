@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-import yaml
 
 import bodies_tdg_ex as bodies
 import faults
-import gmi_drl
 from gmi_drl.placement import ConfigError, Topology, check, load_config
 from gmi_drl.roles.state import checkpoint
 from run_files import metrics
+from small_jobs import job_file, launch
 
 ITERATIONS, SAMPLES = 6, 8 * 8
 
@@ -18,27 +17,17 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 
 def config(tmp_path, template="tdg_ex", name="a3c", **changes):
-    """A small job of one agent; `changes` are dotted overrides with __ for the dot."""
-    base = {
-        "version": 1,
-        "run": {
-            "name": "t", "folder": str(tmp_path / "runs"), "total_steps": ITERATIONS * SAMPLES,
-            "checkpoint_every": 2, "eval_episodes": 4, "seed": 3,
+    """A small job of one agent."""
+    return job_file(
+        tmp_path,
+        changes,
+        run={
+            "total_steps": ITERATIONS * SAMPLES, "checkpoint_every": 2, "eval_episodes": 4,
+            "seed": 3,
         },
-        "env": {"id": "CartPole-v1", "num_env": 8, "max_episode_steps": 50},
-        "algorithm": {"name": name, "network": [32, 16], "horizon": 8, "learning_rate": 3e-3},
-        "layout": {"template": template, "gmi_per_gpu": 1 + (template == "tdg_ex")},
-    }  # fmt: skip
-    for key, value in changes.items():
-        section, name = key.split("__")
-        base[section][name] = value
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(base))
-    return path
-
-
-def launch(path=None, *overrides, **options):
-    return gmi_drl.launch(path, overrides=overrides, view="none", **options)
+        algorithm={"name": name, "network": [32, 16], "horizon": 8, "learning_rate": 3e-3},
+        layout={"template": template, "gmi_per_gpu": 1 + (template == "tdg_ex")},
+    )  # fmt: skip
 
 
 @pytest.mark.slow
@@ -88,8 +77,7 @@ def test_a_resumed_run_is_one_that_was_never_stopped(tmp_path):
     """Of one agent: with several it depends on who is first."""
     whole = launch(config(tmp_path, algorithm__schedule="constant"))
     part = launch(config(tmp_path, run__total_steps=4 * SAMPLES, algorithm__schedule="constant"))
-    words = [f"run.total_steps={ITERATIONS * SAMPLES}"]
-    resumed = gmi_drl.launch(resume=part.folder, overrides=words, view="none")
+    resumed = launch(None, f"run.total_steps={ITERATIONS * SAMPLES}", resume=part.folder)
     assert resumed.iteration == ITERATIONS
     mine, its = (
         checkpoint.find(result.folder).load("shared")["parameters"] for result in (resumed, whole)

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 
 import bodies_games
 import faults
@@ -20,6 +19,7 @@ from gmi_drl.trained import filming
 from gmi_drl.trained.exporting import export_policy
 from gmi_drl.trained.policy import PolicyNotLoaded
 from run_files import metrics
+from small_jobs import job_file, launch
 
 ROUNDS = 4
 GAMES = 6
@@ -29,24 +29,18 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 
 def config(tmp_path, steps=1_000_000):
-    base = {
-        "version": 1,
-        "run": {
-            "name": "t", "folder": str(tmp_path / "runs"), "checkpoint_every": 2,
-            "total_steps": steps, "eval_episodes": 4, "seed": 3,
-        },
-        "env": {"id": "TicTacToe-v0", "num_env": 2},
-        "algorithm": {
+    return job_file(
+        tmp_path,
+        run={"checkpoint_every": 2, "total_steps": steps, "eval_episodes": 4, "seed": 3},
+        env={"id": "TicTacToe-v0", "num_env": 2},
+        algorithm={
             "name": "alphazero", "network": [8], "blocks": 0, "games": GAMES, "simulations": 6,
             "play_simulations": 6, "batch_size": 8, "updates_per_row": 0.1, "gate_every": 2,
             "gate_games": 4, "gate_share": 0.3, "replay_capacity": 100,
         },
-        "layout": {"gmi_per_gpu": 2},
-        "comm": {"checksum_every": 1},
-    }  # fmt: skip
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(base))
-    return path
+        layout={"gmi_per_gpu": 2},
+        comm={"checksum_every": 1},
+    )  # fmt: skip
 
 
 def learned(result):
@@ -64,7 +58,7 @@ def learned(result):
 def undisturbed(tmp_path_factory, warm):
     """A run of two GMIs that nothing happened to, and the steps after which it ends."""
     path = config(tmp_path_factory.mktemp("undisturbed"), steps=GAMES * 9 * (ROUNDS - 1))
-    return gmi_drl.launch(path, view="none", keep_gcs=True)
+    return launch(path, keep_gcs=True)
 
 
 def test_two_gmis_play_and_learn(undisturbed):
@@ -118,7 +112,7 @@ def test_kills_change_nothing_of_what_is_learned(tmp_path, monkeypatch, undistur
     faults.script(monkeypatch, path, *moments)
     roles = {"trainer": bodies_games.Mortal}
     asked = config(tmp_path, steps=GAMES * 9 * (ROUNDS - 1))
-    result = gmi_drl.launch(asked, view="none", roles=roles)
+    result = launch(asked, roles=roles)
     assert faults.struck(path) == result.restarts == len(moments)
     assert (result.state, result.iteration) == ("finished", rounds)
     assert [line["iteration"] for line in metrics(result.folder)] == list(range(1, rounds + 1))
@@ -127,10 +121,9 @@ def test_kills_change_nothing_of_what_is_learned(tmp_path, monkeypatch, undistur
 
 def test_a_resumed_run_is_one_that_was_never_stopped(tmp_path, undisturbed):
     second = metrics(undisturbed.folder)[1]["steps"]
-    part = gmi_drl.launch(config(tmp_path, steps=second), view="none")
+    part = launch(config(tmp_path, steps=second))
     assert part.iteration == 2
-    words = [f"run.total_steps={GAMES * 9 * (ROUNDS - 1)}"]
-    resumed = gmi_drl.launch(resume=part.folder, overrides=words, view="none")
+    resumed = launch(None, f"run.total_steps={GAMES * 9 * (ROUNDS - 1)}", resume=part.folder)
     assert resumed.iteration == undisturbed.iteration
     assert learned(resumed) == learned(undisturbed)
 
@@ -149,7 +142,7 @@ def test_a_checkpoint_that_lacks_an_entry_is_refused_by_name(tmp_path, undisturb
     checkpoint.commit(run / "checkpoints", iteration, saved.manifest)
     said = r"CheckpointError: .* has no 'version', .*Resume with the release that wrote it"
     with pytest.raises(GmiDied, match=said):
-        gmi_drl.launch(resume=run, overrides=["run.total_steps=1000"], view="none")
+        launch(None, "run.total_steps=1000", resume=run)
 
 
 def test_what_was_learned_plays_afterwards_by_the_best_network(undisturbed, tmp_path):
@@ -171,7 +164,7 @@ def test_what_was_learned_plays_afterwards_by_the_best_network(undisturbed, tmp_
 @pytest.mark.slow
 def test_the_example_of_ones_own_game_learns_to_play_it_perfectly(tmp_path):
     example = Path(__file__).resolve().parents[2] / "examples" / "nim" / "alphazero.yaml"
-    result = gmi_drl.launch(example, overrides=[f"run.folder={tmp_path}"], view="none")
+    result = launch(example, f"run.folder={tmp_path}")
     policy = gmi_drl.load_policy(result.folder)
     # Who leaves a multiple of four wins.
     for sticks in (n for n in range(1, 22) if n % 4):

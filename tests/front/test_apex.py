@@ -1,20 +1,21 @@
 """Agents that send all the time to trainers with replays: the ratio is held, also after kills."""
 
-import json
 import math
 import os
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 import bodies_async
 import faults
 import gmi_drl
+import small_jobs
 from gmi_drl.gmi import GmiDied
 from gmi_drl.launcher.start import jobs
 from gmi_drl.placement import Device, Topology, check, decoupled, load_config
+from run_files import metrics
+from small_jobs import job_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ITERATIONS, SAMPLES = 20, 8 * 8  # of a segment
@@ -25,40 +26,30 @@ MORTAL = {"agent": bodies_async.MortalAsyncAgent, "trainer": bodies_async.Mortal
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-def section(tmp_path, env="CartPole-v1", **algorithm):
-    return {
-        "version": 1,
-        "mode": "async",
-        "run": {
-            "name": "t", "folder": str(tmp_path / "runs"), "total_steps": ITERATIONS * SAMPLES,
-            "checkpoint_every": 4, "eval_episodes": 2,
-        },
-        "env": {"id": env, "num_env": 8, "max_episode_steps": 30},
-        "algorithm": {
-            "name": "dqn", "network": [16], "horizon": 8, "replay_start": START, "batch_size": 32,
-            "replay_capacity": 500, "updates_per_row": RATIO, **algorithm,
-        },
-        "hardware": {"num_gpus": 2},
-        "experience": {"channels": "mcc"},
-        "comm": {"checksum_every": 1},
+def config(tmp_path, env="CartPole-v1", **algorithm):
+    learns = {
+        "name": "dqn", "network": [16], "horizon": 8, "replay_start": START, "batch_size": 32,
+        "replay_capacity": 500, "updates_per_row": RATIO, **algorithm,
     }  # fmt: skip
+    return job_file(
+        tmp_path,
+        mode="async",
+        run={"total_steps": ITERATIONS * SAMPLES, "checkpoint_every": 4, "eval_episodes": 2},
+        env={"id": env, "num_env": 8, "max_episode_steps": 30},
+        algorithm={key: value for key, value in learns.items() if value is not None},
+        hardware={"num_gpus": 2},
+        experience={"channels": "mcc"},
+        comm={"checksum_every": 1},
+    )
 
 
 def launch(tmp_path, *overrides, env="CartPole-v1", algorithm=None, **options):
-    path = tmp_path / "config.yaml"
-    config = section(tmp_path, env, **(algorithm or {}))
-    config["algorithm"] = {k: v for k, v in config["algorithm"].items() if v is not None}
-    path.write_text(yaml.safe_dump(config))
-    return gmi_drl.launch(path, overrides=overrides, view="none", **options)
-
-
-def lines(result):
-    return [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    return small_jobs.launch(config(tmp_path, env, **(algorithm or {})), *overrides, **options)
 
 
 def check_ratio(result, trainers=1):
     """All trainers count alike: as many updates as are due for the steps that each has had."""
-    for line in lines(result):
+    for line in metrics(result.folder):
         own = line["steps"] // trainers
         assert line["updates"] == math.ceil(max(own - START, 0) * RATIO)
 
@@ -67,7 +58,7 @@ def test_as_many_updates_are_taken_as_are_due_for_what_agents_sent(tmp_path):
     result = launch(tmp_path)
     assert (result.state, result.iteration) == ("finished", ITERATIONS)
     check_ratio(result)
-    told = lines(result)
+    told = metrics(result.folder)
     assert [line["replay_rows"] for line in told[:3]] == [64, 128, 192]
     assert told[-1]["replay_rows"] == 496  # whole steps of all environments
     assert told[0]["q_loss"] is None
@@ -201,17 +192,18 @@ def test_goals_are_set_in_hindsight_from_segments(tmp_path):
 def test_how_a_replay_is_kept_may_change_on_resuming(tmp_path, change, rows):
     part = launch(tmp_path)
     more = [f"run.total_steps={(ITERATIONS + 2) * SAMPLES}", f"algorithm.{change}"]
-    resumed = gmi_drl.launch(resume=part.folder, overrides=more, view="none")
-    assert lines(resumed)[ITERATIONS]["replay_rows"] == rows
+    resumed = small_jobs.launch(None, *more, resume=part.folder)
+    assert metrics(resumed.folder)[ITERATIONS]["replay_rows"] == rows
 
 
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_with_its_replay(tmp_path):
     part = launch(tmp_path)
     total = f"run.total_steps={2 * ITERATIONS * SAMPLES}"
-    resumed = gmi_drl.launch(resume=part.folder, overrides=[total], view="none")
-    assert [line["iteration"] for line in lines(resumed)] == [*range(1, 2 * ITERATIONS + 1)]
-    assert lines(resumed)[ITERATIONS]["replay_rows"] == 496
+    resumed = small_jobs.launch(None, total, resume=part.folder)
+    told = metrics(resumed.folder)
+    assert [line["iteration"] for line in told] == [*range(1, 2 * ITERATIONS + 1)]
+    assert told[ITERATIONS]["replay_rows"] == 496
     check_ratio(resumed)
 
 
@@ -275,9 +267,9 @@ def test_a_killed_trainer_begins_with_an_empty_replay_and_steps_as_its_peer(
 
 
 def test_a_replay_has_to_hold_the_environments_of_a_batch(tmp_path):
-    config = section(tmp_path, replay_capacity=200, n_step=4)
-    config["experience"] |= {"batch_segments": 8, "capacity": 20}
-    (fault,) = check(load_config(config), Topology.from_cores(range(2), 2))
+    words = ["experience.batch_segments=8", "experience.capacity=20"]
+    read = load_config(config(tmp_path, replay_capacity=200, n_step=4), words)
+    (fault,) = check(read, Topology.from_cores(range(2), 2))
     assert "must hold n_step=4 steps of 64 environments" in str(fault)
 
 

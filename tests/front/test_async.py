@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 import bodies_async
 import faults
@@ -21,6 +20,7 @@ from gmi_drl.launcher.plan.experience import sizes_of
 from gmi_drl.launcher.start import jobs
 from gmi_drl.placement import Device, Layout, Topology, decoupled, load_config
 from run_files import metrics, segment_bytes
+from small_jobs import job_file, launch
 from stops import stop
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -33,32 +33,16 @@ ITERATIONS, SAMPLES = 20, 8 * 8  # of a segment
 
 
 def config(tmp_path, **changes):
-    base = {
-        "version": 1,
-        "mode": "async",
-        "run": {
-            "name": "t",
-            "folder": str(tmp_path / "runs"),
-            "total_steps": ITERATIONS * SAMPLES,
-            "checkpoint_every": 4,
-            "eval_episodes": 4,
-        },
-        "env": {"id": "CartPole-v1", "num_env": 8, "max_episode_steps": 50},
-        "algorithm": {"network": [16], "horizon": 8},
-        "hardware": {"num_gpus": 2},
-        "experience": {"channels": "mcc"},
-        "comm": {"checksum_every": 1},
-    }
-    for key, value in changes.items():
-        section, name = key.split("__")
-        base.setdefault(section, {})[name] = value
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(base))
-    return path
-
-
-def launch(path=None, **options):
-    return gmi_drl.launch(path, view="none", **options)
+    return job_file(
+        tmp_path,
+        changes,
+        mode="async",
+        run={"total_steps": ITERATIONS * SAMPLES, "checkpoint_every": 4, "eval_episodes": 4},
+        algorithm={"network": [16], "horizon": 8},
+        hardware={"num_gpus": 2},
+        experience={"channels": "mcc"},
+        comm={"checksum_every": 1},
+    )
 
 
 def slow(*cases):
@@ -190,7 +174,7 @@ def test_appo_and_batches_of_several_segments(tmp_path):
 
 def test_a_resumed_run_goes_on_with_its_policy_and_its_counts(tmp_path):
     part = launch(config(tmp_path))
-    resumed = launch(resume=part.folder, overrides=[f"run.total_steps={2 * ITERATIONS * SAMPLES}"])
+    resumed = launch(None, f"run.total_steps={2 * ITERATIONS * SAMPLES}", resume=part.folder)
     assert [line["iteration"] for line in metrics(resumed.folder)] == [*range(1, 41)]
     assert resumed.experience.trained == ITERATIONS  # of this launch
     assert resumed.experience.add_up
@@ -203,9 +187,7 @@ def test_a_resumed_run_sees_other_episodes_and_always_the_same_ones(tmp_path):
     shutil.copytree(first, copy)
     seen = []
     for folder in (first, copy):
-        launch(
-            resume=folder, roles=roles, overrides=[f"run.total_steps={2 * ITERATIONS * SAMPLES}"]
-        )
+        launch(None, f"run.total_steps={2 * ITERATIONS * SAMPLES}", resume=folder, roles=roles)
         seen.append((folder / "first0").read_text().splitlines())
     assert len({part for line in seen[0] for part in line.split("] ")}) == 4
     assert seen[0] == seen[1]
@@ -465,7 +447,7 @@ def test_an_agent_that_stalls_for_too_long_is_named(tmp_path):
 
 def learned(example, tmp_path, *overrides):
     settings = (f"run.folder={tmp_path}", *overrides)
-    result = launch(EXAMPLES / example, overrides=settings)
+    result = launch(EXAMPLES / example, *settings)
     assert result.experience.add_up
     assert max(line["policy_lag_mean"] for line in metrics(result.folder)) > 0
     return result

@@ -17,40 +17,20 @@ from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.placement import ConfigError
 from gmi_drl.report.run_state import read_state
 from gmi_drl.roles.state import checkpoint
+from small_jobs import job_file
+from watches import Heard
 
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-class Heard:
-    """What GMIs report, as the launcher hears it."""
-
-    def __init__(self):
-        self.records = []
-
-    @property
-    def warnings(self):
-        return [r["message"] for r in self.records if r.get("kind") == "warning"]
-
-    def show(self, record):
-        self.records.append(record)
-
-    def tick(self, gang):
-        pass
-
-
-def config(tmp_path, **sections):
-    base = {
-        "version": 1,
-        "run": {
-            "name": "t", "folder": str(tmp_path / "runs"), "total_steps": 512, "seed": 3,
-            "eval_episodes": 0,
-        },
-        "env": {"id": "CartPole-v1", "num_env": 8},
-        "algorithm": {"network": [32, 16], "horizon": 32, "minibatches": 2, "epochs": 1},
-    }  # fmt: skip
-    for name, its in sections.items():
-        base[name] = base.get(name, {}) | its if isinstance(its, dict) else its
-    return base
+def config(tmp_path, **changes):
+    return job_file(
+        tmp_path,
+        changes,
+        run={"total_steps": 512, "seed": 3, "eval_episodes": 0},
+        env={"id": "CartPole-v1", "num_env": 8},
+        algorithm={"network": [32, 16], "horizon": 32, "minibatches": 2, "epochs": 1},
+    )
 
 
 def launch(given=None, *overrides, **options):
@@ -61,7 +41,7 @@ def launch(given=None, *overrides, **options):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A run of 2 iterations; `run` gives a copy of it."""
-    result, _ = launch(config(tmp_path_factory.mktemp("trained"), run={"checkpoint_every": 1}))
+    result, _ = launch(config(tmp_path_factory.mktemp("trained"), run__checkpoint_every=1))
     return result.folder
 
 
@@ -75,7 +55,7 @@ def run(trained, tmp_path):
 
 @pytest.mark.slow
 def test_a_disk_that_fills_before_the_first_checkpoint_costs_no_policy(tmp_path):
-    roomy = config(tmp_path, algorithm={"network": [128, 128]})
+    roomy = config(tmp_path, algorithm__network=[128, 128])
     result, heard = launch(roomy, roles={"trainer": bodies_front.LittleRoom})
     assert result.state == "finished"
     (told,) = heard.warnings
@@ -100,23 +80,23 @@ def test_a_disk_that_fills_before_the_first_checkpoint_costs_no_policy(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("role", "sections"),
+    ("role", "changes"),
     [
         (bodies_front.LittleRoom, {"layout": {"gmi_per_gpu": 2}}),
         (bodies_front.LittleRoomOfTrainer, {"layout": {"template": "tdg_ex", "gmi_per_gpu": 2}}),
         pytest.param(
             bodies_front.LittleRoomOfTrainer,
             {
-                "mode": "async", "hardware": {"num_gpus": 2},
-                "algorithm": {"name": "impala", "network": [128, 128], "minibatches": 1},
+                "mode": "async", "hardware__num_gpus": 2, "algorithm__name": "impala",
+                "algorithm__minibatches": 1,
             },
             marks=pytest.mark.slow,
         ),
     ],
 )  # fmt: skip
-def test_every_kind_of_trainer_saves_the_policy_alone_and_goes_on_from_it(tmp_path, role, sections):
-    wide = {"algorithm": {"network": [128, 128]}} | sections
-    run, heard = launch(config(tmp_path, **wide), roles={"trainer": role})
+def test_every_kind_of_trainer_saves_the_policy_alone_and_goes_on_from_it(tmp_path, role, changes):
+    wide = config(tmp_path, algorithm__network=[128, 128], **changes)
+    run, heard = launch(wide, roles={"trainer": role})
     assert any("The policy alone (parameters and norm" in told for told in heard.warnings)
     assert checkpoint.find(run.folder).policy_only
     resumed, heard = launch(None, f"run.total_steps={run.steps + 512}", resume=run.folder)
@@ -130,7 +110,7 @@ def test_a_policy_saved_alone_is_gone_on_with_where_its_parts_are_stepped_apart(
         "name": "sac", "network": [64, 64], "horizon": 8, "batch_size": 32, "replay_start": 128,
         "updates_per_row": 0.125, "random_steps": 128,
     }  # fmt: skip
-    given = config(tmp_path, env={"id": "Pendulum-v1"}) | {"algorithm": learns}
+    given = config(tmp_path, env__id="Pendulum-v1", algorithm=learns)
     run, heard = launch(given, roles={"trainer": bodies_front.LittleRoomInTime})
     assert any("The policy alone (parameters and norm" in told for told in heard.warnings)
     alone = checkpoint.find(run.folder)
@@ -276,9 +256,7 @@ def test_a_run_whose_config_was_edited_to_another_network_names_the_difference(r
 
 
 def test_a_policy_is_not_served_with_another_activation(tmp_path, run):
-    other = config(
-        tmp_path, mode="serving", run={"policy": str(run)}, algorithm={"activation": "tanh"}
-    )
+    other = config(tmp_path, mode="serving", run__policy=str(run), algorithm__activation="tanh")
     with pytest.raises(GmiDied, match="activation: checkpoint elu; config tanh") as error:
         launch(other)
     assert f"gmi-drl launch {run} --set mode=serving" in str(error.value)

@@ -1,13 +1,13 @@
 """Evolution end to end: the same policy for any number of GMIs, after kills, and after a resume."""
 
 import pytest
-import yaml
 
-import bodies_evolution
+import bodies_recovery
 import faults
 import gmi_drl
 from gmi_drl.roles.state import checkpoint
 from run_files import metrics
+from small_jobs import job_file, launch
 
 ROUNDS = 6
 LENGTH = 20  # steps of an episode of Pendulum, none of which ends before
@@ -18,20 +18,17 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 
 def config(tmp_path, gmis=1, rounds=ROUNDS):
-    base = {
-        "version": 1,
-        "run": {
-            "name": "t", "folder": str(tmp_path / "runs"), "checkpoint_every": 2,
-            "total_steps": rounds * POPULATION * LENGTH, "eval_episodes": 4, "seed": 3,
+    return job_file(
+        tmp_path,
+        run={
+            "checkpoint_every": 2, "eval_episodes": 4, "seed": 3,
+            "total_steps": rounds * POPULATION * LENGTH,
         },
-        "env": {"id": "Pendulum-v1", "num_env": 2, "max_episode_steps": LENGTH},
-        "algorithm": {"name": "es", "network": [8], "population": POPULATION},
-        "layout": {"gmi_per_gpu": gmis},
-        "comm": {"checksum_every": 1},
-    }  # fmt: skip
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(base))
-    return path
+        env={"id": "Pendulum-v1", "num_env": 2, "max_episode_steps": LENGTH},
+        algorithm={"name": "es", "network": [8], "population": POPULATION},
+        layout={"gmi_per_gpu": gmis},
+        comm={"checksum_every": 1},
+    )  # fmt: skip
 
 
 def learned(result):
@@ -45,11 +42,11 @@ def learned(result):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory, warm):
     """A run of one GMI that was never disturbed."""
-    return gmi_drl.launch(config(tmp_path_factory.mktemp("alone")), view="none")
+    return launch(config(tmp_path_factory.mktemp("alone")))
 
 
 def test_two_gmis_learn_what_one_does(tmp_path, alone):
-    result = gmi_drl.launch(config(tmp_path, gmis=2), view="none")
+    result = launch(config(tmp_path, gmis=2))
     assert (result.state, result.iteration) == ("finished", ROUNDS)
     assert learned(result) == learned(alone)
     mine, its = metrics(result.folder), metrics(alone.folder)
@@ -75,8 +72,8 @@ def test_two_gmis_learn_what_one_does(tmp_path, alone):
 def test_kills_change_nothing_of_what_is_learned(tmp_path, monkeypatch, alone, moments):
     path = tmp_path / "faults"
     faults.script(monkeypatch, path, *moments)
-    roles = {"trainer": bodies_evolution.Mortal}
-    result = gmi_drl.launch(config(tmp_path, gmis=2), view="none", roles=roles)
+    roles = {"trainer": bodies_recovery.MortalWithoutLoss}
+    result = launch(config(tmp_path, gmis=2), roles=roles)
     assert faults.struck(path) == result.restarts == len(moments)
     assert (result.state, result.iteration) == ("finished", ROUNDS)
     assert [line["iteration"] for line in metrics(result.folder)] == [1, 2, 3, 4, 5, 6]
@@ -84,10 +81,9 @@ def test_kills_change_nothing_of_what_is_learned(tmp_path, monkeypatch, alone, m
 
 
 def test_a_resumed_run_is_one_that_was_never_stopped(tmp_path, alone):
-    part = gmi_drl.launch(config(tmp_path, rounds=4), view="none")
+    part = launch(config(tmp_path, rounds=4))
     assert part.iteration == 4
-    words = [f"run.total_steps={ROUNDS * POPULATION * LENGTH}"]
-    resumed = gmi_drl.launch(resume=part.folder, overrides=words, view="none")
+    resumed = launch(None, f"run.total_steps={ROUNDS * POPULATION * LENGTH}", resume=part.folder)
     assert resumed.iteration == ROUNDS
     assert learned(resumed) == learned(alone)
 

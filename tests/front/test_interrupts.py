@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from gmi_drl.gmi import discover
 from gmi_drl.launcher import interrupts
 from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interrupt
 from gmi_drl.report.run_list import list_runs
+from waits import until
 
 BODY = Path(__file__).parents[1] / "bodies_interrupted.py"
 
@@ -53,11 +53,8 @@ def test_a_launcher_that_has_just_begun_gives_everything_back(
         [sys.executable, BODY, where, path, mark], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     try:
-        deadline_s = time.monotonic() + 30
-        while not mark.exists():
-            assert process.poll() is None, process.stdout.read().decode()
-            assert time.monotonic() < deadline_s, "it has not come there"
-            time.sleep(0.05)  # between two looks at the file
+        until(lambda: mark.exists() or process.poll() is not None, "that it has come there")
+        assert process.poll() is None, process.stdout.read().decode()
         assert fake_gpus.mps_pids()
         for number in numbers:
             process.send_signal(number)

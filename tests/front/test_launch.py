@@ -6,25 +6,26 @@ import re
 import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import gymnasium
 import pytest
 import torch
-import yaml
 
 import bodies_front
 import gmi_drl
-from ends import until
 from gmi_drl.gmi import GmiDied
 from gmi_drl.launcher.folder.run_folder import RunFolderError, lock_of
+from gmi_drl.launcher.watch import iteration_times
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.report.run_state import read_state
 from gmi_drl.roles.state import checkpoint
 from gmi_drl.runtime import shared_lock
 from run_files import metrics
+from small_jobs import job_file, launch
 from stops import stop
+from waits import until
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -67,23 +68,13 @@ gymnasium.register("Corridor-v0", entry_point=Corridor, max_episode_steps=8)
 
 
 def config(tmp_path, env="CartPole-v1", **changes):
-    """A small job; `changes` are dotted overrides with __ for the dot."""
-    base = {
-        "version": 1,
-        "run": {"name": "t", "folder": str(tmp_path / "runs"), "total_steps": 2048, "seed": 3},
-        "env": {"id": env, "num_env": 8},
-        "algorithm": {"network": [32, 16], "horizon": 32, "minibatches": 2, "epochs": 2},
-    }
-    for key, value in changes.items():
-        section, name = key.split("__")
-        base.setdefault(section, {})[name] = value
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(base))
-    return path
-
-
-def launch(path=None, *overrides, **options):
-    return gmi_drl.launch(path, overrides=overrides, view="none", **options)
+    return job_file(
+        tmp_path,
+        changes,
+        run={"total_steps": 2048, "seed": 3},
+        env={"id": env, "num_env": 8},
+        algorithm={"network": [32, 16], "horizon": 32, "minibatches": 2, "epochs": 2},
+    )
 
 
 def parameters(folder):
@@ -453,12 +444,9 @@ def start(path, *arguments):
         # Where the tests run under nohup it would not hear of a hang-up.
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )  # fmt: skip
-    deadline = time.monotonic() + 100
     base = path.parent / "runs" / "t"
-    while not list(base.glob("*/metrics.jsonl")):
-        assert process.poll() is None, process.stdout.read().decode()
-        assert time.monotonic() < deadline, "the run has not begun to train"
-        time.sleep(0.05)  # between two looks
+    until(lambda: [*base.glob("*/metrics.jsonl")] or process.poll() is not None, "metrics", 100)
+    assert process.poll() is None, process.stdout.read().decode()
     return process, next(base.iterdir())
 
 
@@ -480,17 +468,21 @@ def test_asked_to_end_a_run_writes_a_checkpoint_first(tmp_path, number):
     assert {actor["name"] for actor in actors} >= {"gmi0", "gmi1"}
 
 
-@pytest.mark.slow  # it waits for the whole grace
-def test_a_role_that_does_not_listen_is_ended(tmp_path):
-    tests = str(Path(__file__).parents[1])
-    (tmp_path / "deaf.py").write_text(
-        f"import sys; sys.path.append({tests!r})\nfrom bodies_front import Deaf\n"
-    )
-    process, folder = start(config(tmp_path, roles__trainer="deaf:Deaf"))
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=90)
-    assert process.returncode == 130, output.decode()
-    assert json.loads((folder / "run.json").read_text())["state"] == "stopped"
+@pytest.mark.slow
+def test_a_role_that_does_not_listen_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(iteration_times, "_GRACE_S", 1.0)
+
+    def interrupt():
+        until(lambda: [*tmp_path.glob("runs/t/*/metrics.jsonl")], "its work", 100)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    other = threading.Thread(target=interrupt)
+    other.start()
+    with pytest.raises(KeyboardInterrupt):
+        launch(config(tmp_path), roles={"trainer": bodies_front.Deaf})
+    other.join()
+    (state,) = tmp_path.glob("runs/t/*/run.json")
+    assert json.loads(state.read_text())["state"] == "stopped"
 
 
 def test_a_parameter_that_no_role_takes_is_named(tmp_path):
@@ -502,10 +494,7 @@ def test_a_parameter_that_no_role_takes_is_named(tmp_path):
 def test_killing_the_launcher_leaves_no_process_whoever_is_stopped_and_a_run_that_resumes(tmp_path):
     path = config(tmp_path, run__total_steps=10**8, run__checkpoint_every=1, layout__gmi_per_gpu=2)
     process, folder = start(path)
-    deadline = time.monotonic() + 100
-    while not list((folder / "checkpoints").glob("iteration_*")):
-        assert time.monotonic() < deadline, "no checkpoint was written"
-        time.sleep(0.05)  # between two looks
+    until(lambda: [*folder.glob("checkpoints/iteration_*")], "a checkpoint", 100)
     before = (folder / "config.yaml").read_text()
     with pytest.raises(RunFolderError, match=f"is being trained by process {process.pid}\\. Wait"):
         launch(None, "run.total_steps=1", resume=folder)

@@ -9,7 +9,6 @@ import random
 import time
 
 import pytest
-import yaml
 
 import bodies_lineage as bodies
 import faults
@@ -20,6 +19,7 @@ from gmi_drl.report.policy_lineage import PolicyReader, Version
 from gmi_drl.report.run_state import opened
 from gmi_drl.runtime.gcs.database import Database, GcsError
 from gmi_drl.runtime.gcs.tables import BranchRow, EventRow, PolicyRow, branch_id, policy_id
+from small_jobs import job_file
 
 HORIZON, NUM_ENV = 8, 4
 
@@ -28,25 +28,17 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 
 def config(tmp_path, iterations, gmis=1, **changes):
-    base = {
-        "version": 1,
-        "run": {
-            "name": "t", "folder": str(tmp_path / "runs"), "checkpoint_every": 8, "log": [],
-            "total_steps": iterations * HORIZON * NUM_ENV * gmis, "eval_episodes": 0,
+    return job_file(
+        tmp_path,
+        changes,
+        run={
+            "checkpoint_every": 8, "log": [], "eval_episodes": 0,
+            "total_steps": iterations * HORIZON * NUM_ENV * gmis,
         },
-        "env": {"id": "CartPole-v1", "num_env": NUM_ENV, "max_episode_steps": 50},
-        "algorithm": {"network": [8], "horizon": HORIZON},
-        "layout": {"gmi_per_gpu": gmis},
-    }  # fmt: skip
-    for key, value in changes.items():
-        section, _, name = key.partition("__")
-        if name:
-            base.setdefault(section, {})[name] = value
-        else:
-            base[section] = value
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(base))
-    return path
+        env={"id": "CartPole-v1", "num_env": NUM_ENV, "max_episode_steps": 50},
+        algorithm={"network": [8], "horizon": HORIZON},
+        layout={"gmi_per_gpu": gmis},
+    )  # fmt: skip
 
 
 def launch(path=None, **options):

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 
 import bodies_agents
 import bodies_recovery
@@ -21,6 +20,7 @@ from gmi_drl.trained import filming
 from gmi_drl.trained.exporting import export_policy
 from gmi_drl.trained.policy import PolicyNotLoaded
 from run_files import metrics
+from small_jobs import job_file, launch
 
 ITERATIONS = 6
 
@@ -29,23 +29,21 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 
 def config(folder, gmis=1, iterations=ITERATIONS, **sections):
-    base = {
-        "version": 1,
-        "run": {
-            "name": "t", "folder": str(folder / "runs"), "checkpoint_every": 2,
-            "total_steps": iterations * 2 * 12 * gmis, "eval_episodes": 4, "seed": 3,
+    return job_file(
+        folder,
+        sections,
+        run={
+            "checkpoint_every": 2, "total_steps": iterations * 2 * 12 * gmis, "eval_episodes": 4,
+            "seed": 3,
         },
-        "env": {"id": "bodies_agents:Meadow", "adapter": "pettingzoo", "num_env": 2},
-        "multi_agent": {
+        env={"id": "bodies_agents:Meadow", "adapter": "pettingzoo", "num_env": 2},
+        multi_agent={
             "policies": ["dogs", "sheep"], "mapping": {"wolf_*": "dogs", "sheep_*": "sheep"}
         },
-        "algorithm": {"network": [8], "horizon": 12, "minibatches": 2, "epochs": 2},
-        "layout": {"gmi_per_gpu": gmis},
-        "comm": {"checksum_every": 1},
-    }  # fmt: skip
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(base | sections))
-    return path
+        algorithm={"network": [8], "horizon": 12, "minibatches": 2, "epochs": 2},
+        layout={"gmi_per_gpu": gmis},
+        comm={"checksum_every": 1},
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +53,7 @@ def trained(tmp_path_factory, warm):
     with pytest.MonkeyPatch.context() as patched:
         faults.script(patched, folder / "faults", (1, "simulate", 3))
         roles = {"trainer": bodies_recovery.Mortal}
-        result = gmi_drl.launch(config(folder, gmis=2), view="none", roles=roles)
+        result = launch(config(folder, gmis=2), roles=roles)
         assert faults.struck(folder / "faults") == 1
     return result
 
@@ -102,11 +100,12 @@ def test_its_policies_act_afterwards_each_in_its_own_space(trained, capsys, monk
 
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_with_all_policies(trained, tmp_path):
-    part = gmi_drl.launch(config(tmp_path, iterations=2), view="none")
+    part = launch(config(tmp_path, iterations=2))
     before = checkpoint.find(part.folder).load("shared")
     assert before["optimizer"].keys() == {"dogs", "sheep"}
-    words = [f"run.total_steps={4 * 2 * 12}", "run.eval_episodes=0"]
-    resumed = gmi_drl.launch(resume=part.folder, overrides=words, view="none")
+    resumed = launch(
+        None, f"run.total_steps={4 * 2 * 12}", "run.eval_episodes=0", resume=part.folder
+    )
     assert (resumed.state, resumed.iteration) == ("finished", 4)
     after = checkpoint.find(part.folder).load("shared")
     counts = [
@@ -123,15 +122,12 @@ def test_a_resumed_run_goes_on_with_all_policies(trained, tmp_path):
 def test_agents_who_share_a_policy_learn(tmp_path):
     path = config(
         tmp_path,
-        run={
-            "name": "t", "folder": str(tmp_path / "runs"), "total_steps": 9_600, "seed": 1,
-            "eval_episodes": 10,
-        },
+        run={"total_steps": 9_600, "seed": 1, "eval_episodes": 10},
         env={"id": "bodies_agents:Matching", "adapter": "pettingzoo", "num_env": 8},
         multi_agent=None,
         algorithm={"network": [16], "horizon": 40, "learning_rate": 5e-3, "schedule": "constant"},
     )  # fmt: skip
-    result = gmi_drl.launch(path, view="none")
+    result = launch(path)
     assert result.eval_return > 9.5  # of 10; 5 by guessing
     policy = gmi_drl.load_policy(result.folder, policy_id="shared")
     assert [policy.act(np.array([bit], np.float32)) for bit in (0.0, 1.0)] == [0, 1]
@@ -152,7 +148,7 @@ def test_a_run_of_sixteen_policies_ends_with_the_return_of_each(tmp_path):
             "policies": names, "mapping": {f"agent_{i}": name for i, name in enumerate(names)},
         },
     )  # fmt: skip
-    result = gmi_drl.launch(path, view="none")
+    result = launch(path)
     assert result.state == "finished"
     for answer in result.gmis:
         returns = [answer[f"{name}/eval_return"] for name in names]
@@ -218,7 +214,7 @@ def test_qmix_finds_the_eight_of_the_two_step_game_where_a_sum_finds_seven(
 ):
     example = Path(__file__).resolve().parents[2] / "examples" / "two_step" / "qmix.yaml"
     words = [f"algorithm.name={algorithm}", f"run.folder={tmp_path}", "run.total_steps=12_000"]
-    result = gmi_drl.launch(example, overrides=words, view="none")
+    result = launch(example, *words)
     assert result.eval_return == paid
     policy = gmi_drl.load_policy(result.folder)  # of the team
     assert "bit for bit" in export_policy(policy, "pt2", tmp_path / "policy.pt2")
@@ -226,7 +222,7 @@ def test_qmix_finds_the_eight_of_the_two_step_game_where_a_sum_finds_seven(
 
 def test_agents_who_keep_their_steps_learn_and_must_stay_together(tmp_path):
     sections = {
-        "run": {"name": "t", "folder": str(tmp_path / "runs"), "total_steps": 640, "seed": 1},
+        "run": {"total_steps": 640, "seed": 1},
         "env": {"id": "bodies_agents:Matching", "adapter": "pettingzoo", "num_env": 4},
         "multi_agent": None,
         "algorithm": {
@@ -234,18 +230,18 @@ def test_agents_who_keep_their_steps_learn_and_must_stay_together(tmp_path):
             "epsilon_steps": 300, "learning_rate": 1e-2, "gamma": 0.0,
         },
     }  # fmt: skip
-    result = gmi_drl.launch(config(tmp_path, **sections), view="none")
+    result = launch(config(tmp_path, **sections))
     assert result.eval_return > 9.5  # of 10; 5 by guessing
     sections["env"] = {"id": "bodies_agents:Countdown", "adapter": "pettingzoo", "num_env": 4}
     with pytest.raises(gmi_drl.GmiDrlError, match=r"they take turns.*ppo"):
-        gmi_drl.launch(config(tmp_path, **sections), view="none")
+        launch(config(tmp_path, **sections))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["sac", "td3", "ddpg"])
 def test_agents_who_choose_numbers_learn_from_kept_steps(tmp_path, algorithm):
     sections = {
-        "run": {"name": "t", "folder": str(tmp_path / "runs"), "total_steps": 480, "seed": 1},
+        "run": {"total_steps": 480, "seed": 1},
         "env": {
             "id": "bodies_agents:Meadow", "adapter": "pettingzoo", "num_env": 4,
             "options": {"sheep": 0, "wolves": 2},
@@ -256,7 +252,7 @@ def test_agents_who_choose_numbers_learn_from_kept_steps(tmp_path, algorithm):
             "random_steps": 48, "learning_rate": 1e-2, "gamma": 0.0, "batch_size": 32,
         },
     }  # fmt: skip
-    result = gmi_drl.launch(config(tmp_path, **sections), view="none")
+    result = launch(config(tmp_path, **sections))
     assert result.eval_return > 25  # of 36, as each is paid the sum of what it chooses; 0 by chance
     policy = gmi_drl.load_policy(result.folder)
     assert policy.act(np.array([1, 0, 7], np.float32)).sum() > 2
@@ -297,7 +293,7 @@ def test_optimizers_that_train_elsewhere_are_refused_and_the_remedy_is_one(
 @pytest.mark.slow
 def test_a_policy_that_plays_against_itself_finds_how_to_win(tmp_path):
     sections = {
-        "run": {"name": "t", "folder": str(tmp_path / "runs"), "total_steps": 30_000, "seed": 1},
+        "run": {"total_steps": 30_000, "seed": 1},
         "env": {"id": "bodies_agents:Countdown", "adapter": "pettingzoo", "num_env": 32},
         "multi_agent": {"self_play": {"snapshots": 4, "every": 5}},
         "algorithm": {
@@ -305,7 +301,7 @@ def test_a_policy_that_plays_against_itself_finds_how_to_win(tmp_path):
             "entropy_coef": 0.01,
         },
     }  # fmt: skip
-    result = gmi_drl.launch(config(tmp_path, **sections), view="none")
+    result = launch(config(tmp_path, **sections))
     policy = gmi_drl.load_policy(result.folder)
     # Who leaves three wins: of five it takes two; and of two both.
     taken = [1 + int(policy.act(np.array([left], np.float32))) for left in (5, 2)]

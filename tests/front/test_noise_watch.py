@@ -11,6 +11,7 @@ from gmi_drl.launcher.watch import noise_watch
 from gmi_drl.launcher.watch.noise_watch import SETTLED, NoiseFit, NoiseWatch, why_none
 from gmi_drl.placement import Topology, UpdateSize, decoupled, load_config, tcg, tcg_ex, tdg_ex
 from run_files import metrics
+from watches import Heard
 
 MACHINE = Topology.from_cores([0, 1])
 
@@ -87,14 +88,6 @@ def test_what_does_not_stay_is_not_told(between):
     assert sides(fit, ([1e9] * (SETTLED - 1) + [between]) * 20) == []
 
 
-class Shown:
-    def __init__(self):
-        self.shown = []
-
-    def show(self, record):
-        self.shown.append(record)
-
-
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "run.json").write_text("{}")
@@ -103,14 +96,14 @@ def folder(tmp_path):
 
 def trained(folder, noise_scale, settings=PPO, gmis=1, iterations=SETTLED + 10):
     """What a run says whose noise scale is this one all the time."""
-    screen = Shown()
+    screen = Heard()
     watch = NoiseWatch(screen, folder, settings, layout_of(settings, gmis))
     for n in range(iterations):
         watch.show({"kind": "iteration", "iteration": n + 1, "noise_scale": noise_scale})
         watch.show({"kind": "note", "message": "of something else"})
         watch.tick(None)
-    assert all(record["kind"] == "note" for record in screen.shown)
-    return [record["message"] for record in screen.shown]
+    assert all(record["kind"] == "note" for record in screen.records)
+    return screen.messages
 
 
 @pytest.mark.parametrize(
@@ -182,7 +175,9 @@ RUN = {
 
 
 @pytest.mark.slow
-def test_a_run_writes_it_down_and_says_once_that_it_does_not_fit(tmp_path, monkeypatch, capsys):
+def test_a_run_writes_it_down_and_says_once_that_it_does_not_fit(
+    warm, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(noise_watch, "SETTLED", 3)
     # Whatever it is, it is below.
     monkeypatch.setattr(noise_watch, "batches_of", lambda *args: (10**12, 10**12))
@@ -200,7 +195,7 @@ def test_a_run_writes_it_down_and_says_once_that_it_does_not_fit(tmp_path, monke
 
 
 @pytest.mark.slow
-def test_a_run_without_one_says_so_and_writes_none(tmp_path, capsys):
+def test_a_run_without_one_says_so_and_writes_none(warm, tmp_path, capsys):
     run = launch(RUN, overrides=[f"run.folder={tmp_path}", "algorithm.minibatches=1"], view="plain")
     assert "no noise scale: one GMI takes one gradient step an update" in capsys.readouterr().out
     assert {line["noise_scale"] for line in metrics(run.folder)} == {None}

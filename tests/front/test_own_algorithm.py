@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-import gmi_drl
+from small_jobs import job_file, launch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OWN = EXAMPLES / "own_algorithm"
@@ -26,28 +26,18 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 def written(tmp_path, layout="one", **algorithm):
     """A small job of DQN: 64 steps a round of each GMI that samples, updates from the third on."""
-    config = {
-        "version": 1,
-        "run": {
-            "name": "t", "folder": str(tmp_path / "runs"), "total_steps": 512, "seed": 3,
-            "checkpoint_every": 2, "eval_episodes": 2,
-        },
-        "env": {"id": "CartPole-v1", "num_env": 8, "max_episode_steps": 30},
-        "algorithm": {
+    return job_file(
+        tmp_path,
+        run={"total_steps": 512, "seed": 3, "checkpoint_every": 2, "eval_episodes": 2},
+        env={"id": "CartPole-v1", "num_env": 8, "max_episode_steps": 30},
+        algorithm={
             "name": "dqn", "network": [16], "horizon": 8, "replay_start": 150, "target_every": 7,
             "epsilon_steps": 200, "replay_capacity": 200, "updates_per_row": 0.25,
             "normalize_observation": True, **algorithm,
         },
-        "layout": LAYOUTS[layout],
-        "comm": {"checksum_every": 1},
-    }  # fmt: skip
-    path = tmp_path / f"{layout}.yaml"
-    path.write_text(yaml.safe_dump(config))
-    return path
-
-
-def launch(path=None, *overrides, **options):
-    return gmi_drl.launch(path, overrides=overrides, view="none", **options)
+        layout=LAYOUTS[layout],
+        comm={"checksum_every": 1},
+    )  # fmt: skip
 
 
 def numbers(result):

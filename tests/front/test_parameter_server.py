@@ -5,15 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-import yaml
 
 import bodies_tdg_ex as bodies
 import faults
-import gmi_drl
 from gmi_drl.launcher.start import jobs
 from gmi_drl.placement import Device, Topology, check, load_config, parameter_server
 from gmi_drl.roles.state import checkpoint
 from run_files import metrics
+from small_jobs import job_file, launch
 
 ITERATIONS, SAMPLES = 6, 8 * 8
 
@@ -22,30 +21,21 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 
 def config(tmp_path, agents=1, template="parameter_server", **changes):
-    """A small job; `changes` are dotted overrides with __ for the dot."""
-    base = {
-        "version": 1,
-        "run": {
-            "name": "t", "folder": str(tmp_path / "runs"),
+    optimizer = template if template == "parameter_server" else "all_reduce"
+    return job_file(
+        tmp_path,
+        changes,
+        run={
             "total_steps": ITERATIONS * SAMPLES * agents, "checkpoint_every": 2,
             "eval_episodes": 4, "seed": 3,
         },
-        "env": {"id": "CartPole-v1", "num_env": 8, "max_episode_steps": 50},
-        "algorithm": {
+        algorithm={
             "name": "a2c", "network": [32, 16], "horizon": 8, "learning_rate": 3e-3,
-            "normalize_value": False, "reward_scale": 0.1,
+            "normalize_value": False, "reward_scale": 0.1, "optimizer": optimizer,
         },
-        "layout": {"template": template, "gmi_per_gpu": agents + (template != "tcg_ex")},
-        "comm": {"checksum_every": 1},
-    }  # fmt: skip
-    if template == "parameter_server":
-        base["algorithm"]["optimizer"] = template
-    for key, value in changes.items():
-        section, name = key.split("__")
-        base[section][name] = value
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(base))
-    return path
+        layout={"template": template, "gmi_per_gpu": agents + (template != "tcg_ex")},
+        comm={"checksum_every": 1},
+    )  # fmt: skip
 
 
 def several(monkeypatch, agents, shards):
@@ -64,10 +54,6 @@ def several(monkeypatch, agents, shards):
     layout = replace(layout, topology=Topology((there,)), gmis=tuple(gmis))
     monkeypatch.setattr(jobs, "planned", lambda *_, **more: layout)
     monkeypatch.setattr(jobs, "layout_faults_of", lambda config, layout: [])
-
-
-def launch(path=None, *overrides, **options):
-    return gmi_drl.launch(path, overrides=overrides, view="none", **options)
 
 
 def learned(result):
@@ -152,8 +138,7 @@ def test_a_resumed_run_is_one_that_was_never_stopped(tmp_path, monkeypatch):
     several(monkeypatch, 1, 2)
     whole = launch(config(tmp_path, algorithm__schedule="constant"))
     part = launch(config(tmp_path, run__total_steps=4 * SAMPLES, algorithm__schedule="constant"))
-    words = [f"run.total_steps={ITERATIONS * SAMPLES}"]
-    resumed = gmi_drl.launch(resume=part.folder, overrides=words, view="none")
+    resumed = launch(None, f"run.total_steps={ITERATIONS * SAMPLES}", resume=part.folder)
     assert resumed.iteration == ITERATIONS
     mine, its = (learned(result)["parameters"] for result in (resumed, whole))
     assert torch.equal(mine, its)

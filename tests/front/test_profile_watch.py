@@ -2,54 +2,13 @@
 
 import pytest
 
-from gmi_drl.gmi.usage.meter import DeviceUsage, GangUsage
-from gmi_drl.placement import GmiSpec, Layout, Topology
 from gmi_drl.selector.tune.profile import candidate_run
 from gmi_drl.selector.tune.profile import profiler as profile_watch
 from gmi_drl.selector.tune.profile.candidate_run import CandidateTimeout, StopRun
 from gmi_drl.selector.tune.profile.profiler import ProfileWatch
+from watches import PATIENCE, Clock, Gang, Meter
 
-PATIENCE = CandidateTimeout(first_s=20.0, next_s=5.0, idle_s=8.0)
-
-
-class Meter:
-    """GMI 0 is alone, and at work, until the test says who is."""
-
-    def __init__(self, clock):
-        self.clock, self.busy, self.worked_s = clock, {0: 1.0}, {}
-
-    def look(self, gang):
-        for gmi, cores in self.busy.items():
-            if cores or gmi not in self.worked_s:
-                self.worked_s[gmi] = self.clock.now
-
-    def begin(self, gang):
-        pass
-
-    def end(self, gang):
-        return GangUsage(1 << 30, 0.25, 1.5, DeviceUsage(2 << 30, 0.5, 0.75))
-
-
-class Clock:
-    now = 100.0
-
-    def monotonic(self):
-        return self.now
-
-
-class Gang:
-    asked_to_stop = False
-    killed = 0
-
-    def __init__(self, template, roles):
-        gmis = [GmiSpec(i, 0, its, "cpu", (0,), 4) for i, its in enumerate(roles)]
-        self.layout = Layout(template, Topology.from_cores([0]), tuple(gmis))
-
-    def kill(self):
-        self.killed += 1
-
-
-TRAINING = Gang("tcg_ex", [("simulator", "agent", "trainer")])
+TRAINING = Gang()
 SERVING = Gang("tdg", [("simulator",), ("agent",), ("simulator",), ("agent",)])
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from bodies_tasks import until
 from gmi_drl.launcher import colocated_runs
 from gmi_drl.launcher.start.launcher import launch
 from gmi_drl.launcher.watch.watch import PromiseWatch, is_comparable
@@ -15,17 +14,8 @@ from gmi_drl.placement import Device, Topology, load_config
 from gmi_drl.selector.record.identity import answer_key
 from gmi_drl.selector.record.record import TuneJournal, promise_of, read, record_path
 from gmi_drl.selector.tune.candidate import Ask, Candidate, Chosen, DeviceSplit, Measured
-
-
-class Screen:
-    """Keeps what it is shown."""
-
-    def __init__(self):
-        self.shown = []
-
-    def show(self, record):
-        self.shown.append(record)
-
+from waits import until
+from watches import Heard
 
 CONFIG = load_config({"version": 1, "env": {"id": "CartPole-v1"}})
 MACHINE = Topology.from_cores([0, 1])
@@ -46,7 +36,7 @@ def record(tmp_path, monkeypatch):
 
 @pytest.fixture
 def screen():
-    return Screen()
+    return Heard()
 
 
 def promised(config, topology, folder, screen):
@@ -66,13 +56,13 @@ def trains(watch, steps_per_s, iterations=100):
 
 def test_a_run_that_keeps_the_promise_says_nothing(record, watch, screen):
     trains(watch, 1100)
-    assert screen.shown == []
+    assert screen.records == []
     assert read(record).fresh
 
 
 def test_a_run_that_does_not_warns_once_and_makes_the_record_stale(record, watch, screen):
     trains(watch, 600)
-    (warning,) = screen.shown
+    (warning,) = screen.records
     assert warning["kind"] == "warning"
     assert warning["message"] == (
         "600 steps/s, 40% less than the 1,000 that tuning measured. Its record is stale from now "
@@ -140,11 +130,11 @@ def test_a_run_that_resizes_itself_takes_what_its_stale_record_has(whole, tmp_pa
         return PromiseWatch(screen, lambda: promise_of(CONFIG, MACHINE, tmp_path), propose)
 
     trains(watched(), 600)
-    (warning,) = screen.shown
+    (warning,) = screen.records
     assert asked == [("drift", 2)]
     assert warning["message"].endswith("stale from now on: run gmi-drl tune again. It does.")
     trains(watched(), 600)  # by now the record promises nothing
-    assert len(screen.shown) == 1
+    assert len(screen.records) == 1
 
 
 def test_where_nothing_is_clearly_better_the_run_stays_as_it_is(record, tmp_path, screen):
@@ -152,7 +142,7 @@ def test_where_nothing_is_clearly_better_the_run_stays_as_it_is(record, tmp_path
         return promise_of(CONFIG, MACHINE, tmp_path)
 
     trains(PromiseWatch(screen, look_up, lambda *_: 1 / 0), 600)
-    (warning,) = screen.shown
+    (warning,) = screen.records
     assert "again. The run stays as it is: nothing else that was measured is" in warning["message"]
 
 
@@ -161,9 +151,9 @@ def test_of_another_config_or_machine_nothing_is_promised(record, tmp_path, scre
     longer = load_config(CONFIG.model_dump(), ["run.total_steps=7", "run.name=longer"])
     trains(promised(other, MACHINE, tmp_path, screen), 600)
     trains(promised(CONFIG, Topology.from_cores([0]), tmp_path, screen), 600)
-    assert screen.shown == []
+    assert screen.records == []
     trains(promised(longer, MACHINE, tmp_path, screen), 600)
-    assert screen.shown
+    assert screen.records
 
 
 AT_WORK = """
@@ -199,7 +189,7 @@ def test_a_run_beside_another_one_warns_and_leaves_the_record(record, watch, scr
         with colocated_runs.at_work():  # a launch in a process that tunes
             assert colocated_runs.other_at_work() == ""
         trains(watch, 600)
-    (warning,) = screen.shown
+    (warning,) = screen.records
     assert warning["message"] == (
         "600 steps/s, 40% less than the 1,000 that tuning measured. The record stays: process "
         f"{neighbour.pid} was at work on this machine too."
@@ -266,7 +256,7 @@ def test_of_a_run_that_writes_checkpoints_all_the_time_nothing_is_promised():
 @pytest.mark.slow
 @pytest.mark.parametrize(("checkpoint_every", "asked"), [(0, 1), (1, 0)])
 def test_a_launch_asks_for_a_promise_where_its_speed_can_be_compared(
-    tmp_path, checkpoint_every, asked
+    warm, tmp_path, checkpoint_every, asked
 ):
     calls = []
     run = {"folder": str(tmp_path), "total_steps": 512, "eval_episodes": 0}
@@ -287,19 +277,19 @@ def test_whatever_is_wrong_with_a_promise_the_run_goes_on(watch, screen, record,
 
     monkeypatch.setattr("gmi_drl.selector.record.record.expire", broken)
     trains(watch, 600)
-    (warning,) = screen.shown
+    (warning,) = screen.records
     assert "cannot be told (no home)" in warning["message"]
     monkeypatch.setattr("gmi_drl.selector.record.record.records", lambda: 1 / 0)
     trains(promised(CONFIG, MACHINE, None, screen), 600)
-    assert "division" in screen.shown[1]["message"]
-    assert len(screen.shown) == 2
+    assert "division" in screen.records[1]["message"]
+    assert len(screen.records) == 2
 
 
 def test_a_record_that_goes_meanwhile_ends_no_run(record, watch, screen):
     trains(watch, 600, iterations=2)
     record.unlink()
     trains(watch, 600)
-    (warning,) = screen.shown
+    (warning,) = screen.records
     assert "cannot be written" in warning["message"]
 
 
@@ -307,4 +297,4 @@ def test_what_is_no_iteration_says_nothing_of_speed(record, watch, screen):
     for strange in ({}, {"kind": "iteration"}, {"kind": "iteration", "steps": "a", "time_s": None}):
         watch.show(strange)
     trains(watch, 1000)
-    assert screen.shown == []
+    assert screen.records == []

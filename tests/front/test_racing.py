@@ -3,41 +3,10 @@
 import pytest
 
 from gmi_drl.gmi.usage import processes
-from gmi_drl.placement import GmiSpec, Layout, Topology
 from gmi_drl.selector.tune.candidate import Failed
 from gmi_drl.selector.tune.profile import candidate_run
 from gmi_drl.selector.tune.profile import profiler as racing
-from gmi_drl.selector.tune.profile.candidate_run import CandidateTimeout
-
-PATIENCE = CandidateTimeout(first_s=20.0, next_s=5.0, idle_s=8.0)
-
-
-class Clock:
-    now = 100.0
-
-    def monotonic(self):
-        return self.now
-
-
-class Meter:
-    """One GMI, at work as long as the test lets it."""
-
-    def __init__(self, clock, works):
-        self.clock, self.busy, self.worked_s = clock, {0: 1.0 if works else 0.0}, {0: clock.now}
-
-    def look(self, gang):
-        if self.busy[0]:
-            self.worked_s[0] = self.clock.now
-
-
-class Gang:
-    asked_to_stop = False
-    killed = 0
-    gmis = (GmiSpec(0, 0, ("simulator", "agent", "trainer"), "cpu", (0,), 4),)
-    layout = Layout("tcg_ex", Topology.from_cores([0]), gmis)
-
-    def kill(self):
-        self.killed += 1
+from watches import PATIENCE, Clock, Gang, Meter
 
 
 @pytest.fixture
@@ -48,7 +17,9 @@ def run(monkeypatch):
     monkeypatch.setattr(candidate_run, "time", clock)
 
     def play(script, works=True):
-        watch, gang = racing._RaceWatch(10.0, PATIENCE, Meter(clock, works)), Gang()
+        meter, gang = Meter(clock), Gang()
+        meter.busy, meter.worked_s = {0: float(works)}, {0: clock.now}
+        watch = racing._RaceWatch(10.0, PATIENCE, meter)
         for after_s, trained_s in script:
             clock.now += after_s
             if trained_s is not None:

@@ -1,22 +1,21 @@
 """GMIs that are killed while they train: the run ends as if nothing had been."""
 
+import itertools
 import json
 import os
-import random
 import re
-import signal
-import threading
 from pathlib import Path
 
 import pytest
-import yaml
 
 import bodies_recovery
 import faults
 import gmi_drl
+import killers
 from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
 from run_files import metrics
+from small_jobs import job_file
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -25,26 +24,16 @@ ITERATIONS = 6
 
 
 def config(tmp_path, gmis=2, **changes):
-    base = {
-        "version": 1,
-        "run": {
-            "name": "t",
-            "folder": str(tmp_path / "runs"),
-            "total_steps": ITERATIONS * 16 * 8 * gmis,
-            "checkpoint_every": 2,
-            "eval_episodes": 4,
+    return job_file(
+        tmp_path,
+        changes,
+        run={
+            "total_steps": ITERATIONS * 16 * 8 * gmis, "checkpoint_every": 2, "eval_episodes": 4,
         },
-        "env": {"id": "CartPole-v1", "num_env": 8, "max_episode_steps": 50},
-        "algorithm": {"network": [16], "horizon": 16, "minibatches": 2, "epochs": 1},
-        "layout": {"gmi_per_gpu": gmis},
-        "comm": {"checksum_every": 1},
-    }
-    for key, value in changes.items():
-        section, name = key.split("__")
-        base.setdefault(section, {})[name] = value
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(base))
-    return path
+        algorithm={"network": [16], "horizon": 16, "minibatches": 2, "epochs": 1},
+        layout={"gmi_per_gpu": gmis},
+        comm={"checksum_every": 1},
+    )  # fmt: skip
 
 
 def launch(path, role=bodies_recovery.Mortal, **options):
@@ -210,6 +199,7 @@ def test_a_role_that_is_not_recoverable_is_not_restarted(tmp_path, monkeypatch):
 STRICKEN = """
 import faults
 import gmi_drl
+import killers
 from gmi_drl.comm import GroupFinished, GroupReformed
 
 {example}
@@ -263,23 +253,6 @@ def last_process(path, gmi):
         return None
 
 
-def killer(stop, path, gmis, kills, seed):
-    """Kills GMIs at random moments of a run, one while the others train; a thread's body."""
-    chance = random.Random(seed)
-    dead = set()
-    while kills and not stop.wait(chance.uniform(0.0, 0.3)):
-        processes = [last_process(path, gmi) for gmi in range(gmis)]
-        if None in processes or dead & set(processes):
-            continue  # the last one is not back yet
-        victim = chance.choice(processes)
-        try:
-            os.kill(victim, signal.SIGKILL)
-        except ProcessLookupError:  # the run is over
-            return
-        dead.add(victim)
-        kills -= 1
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_many_kills_at_random_moments_cost_iterations_and_not_what_is_learned(
@@ -296,14 +269,19 @@ def test_many_kills_at_random_moments_cost_iterations_and_not_what_is_learned(
     )  # fmt: skip
     path = tmp_path / "faults"
     faults.script(monkeypatch, path)
-    stop = threading.Event()
-    thread = threading.Thread(target=killer, args=(stop, path, 2, 20, 7))
-    thread.start()
-    try:
+    dead = {None}
+
+    def both():
+        """The GMIs, once the last one that was killed trains again."""
+        processes = [last_process(path, gmi) for gmi in range(2)]
+        return [] if dead & {*processes} else processes
+
+    def kill(pid):
+        dead.add(pid)
+        return killers.kill_started(pid)
+
+    with killers.Killer(7, 0.3, both, kill, itertools.count().__next__, most=20):
         result = launch(job)
-    finally:
-        stop.set()
-        thread.join()
     assert (result.state, result.iteration) == ("finished", iterations)
     assert result.restarts >= 12  # of 20, or as many as a slow machine found time for
     assert [line["iteration"] for line in metrics(result.folder)] == list(range(1, iterations + 1))

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-import yaml
 
 import bodies_memory
 import bodies_tdg_ex
 import faults
-import gmi_drl
 from gmi_drl.placement import Device, Topology, check, load_config
 from gmi_drl.roles.state import checkpoint
+from small_jobs import job_file, launch
 
 BEST = bodies_memory.STEPS - bodies_memory.BEFORE
 
@@ -18,27 +17,17 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 
 def config(tmp_path, steps=60_000, template="tcg_ex", **algorithm):
-    base = {
-        "version": 1,
-        "run": {
-            "name": "t", "folder": str(tmp_path / "runs"), "total_steps": steps, "seed": 1,
-            "eval_episodes": 16, "checkpoint_every": 2,
-        },
-        "env": {"id": "bodies_memory:Repeat-v0", "num_env": 32},
-        "algorithm": {
+    return job_file(
+        tmp_path,
+        run={"total_steps": steps, "seed": 1, "eval_episodes": 16, "checkpoint_every": 2},
+        env={"id": "bodies_memory:Repeat-v0", "num_env": 32},
+        algorithm={
             "network": [32], "horizon": 16, "learning_rate": 5e-3, "schedule": "constant",
             "minibatches": 2, "recurrent": {"cell": "gru", "size": 32}, "gamma": 0.5, **algorithm,
         },
-        "layout": {"template": template, "gmi_per_gpu": 1 + (template == "tdg_ex")},
-        "hardware": {"backend": "cpu", "num_gpus": 1},
-    }  # fmt: skip
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(base))
-    return path
-
-
-def launch(path=None, *overrides, **options):
-    return gmi_drl.launch(path, overrides=list(overrides), view="none", **options)
+        layout={"template": template, "gmi_per_gpu": 1 + (template == "tdg_ex")},
+        hardware={"backend": "cpu", "num_gpus": 1},
+    )  # fmt: skip
 
 
 def policy_of(result):

@@ -2,7 +2,6 @@
 
 import errno
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
-import yaml
 
 import bodies_resize as bodies
 import gmi_drl
@@ -38,6 +36,8 @@ from gmi_drl.report.policy_lineage import PolicyReader
 from gmi_drl.report.run_state import opened
 from gmi_drl.resizing import ResizeError
 from gmi_drl.roles.seeds import ENVIRONMENTS, seed_of
+from run_files import metrics as metrics_of
+from small_jobs import job_file
 
 HORIZON, NUM_ENV = 16, 8
 TWO = "layout.gmi_per_gpu=2"
@@ -47,24 +47,12 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 
 def config(tmp_path, **changes):
-    base = {
-        "version": 1,
-        "run": {
-            "name": "t", "folder": str(tmp_path / "runs"), "log": [], "total_steps": 10**8,
-            "eval_episodes": 0, "checkpoint_every": 20,
-        },
-        "env": {"id": "CartPole-v1", "num_env": NUM_ENV, "max_episode_steps": 50},
-        "algorithm": {"network": [8], "horizon": HORIZON, "gamma": 0.9, "lam": 0.9},
-    }  # fmt: skip
-    for key, value in changes.items():
-        section, _, name = key.partition("__")
-        if name:
-            base.setdefault(section, {})[name] = value
-        else:
-            base[section] = value
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(base))
-    return path
+    return job_file(
+        tmp_path,
+        changes,
+        run={"log": [], "total_steps": 10**8, "eval_episodes": 0, "checkpoint_every": 20},
+        algorithm={"network": [8], "horizon": HORIZON, "gamma": 0.9, "lam": 0.9},
+    )
 
 
 class Resizing(gmi_drl.Callback):
@@ -118,10 +106,6 @@ def resized(path, *layouts, roles=None, **options):
     metrics = metrics_of(done.folder)
     assert [line["iteration"] for line in metrics] == list(range(1, len(metrics) + 1))
     return done.folder, metrics, asks.answers
-
-
-def metrics_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def steps_of(metrics):

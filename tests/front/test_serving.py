@@ -3,13 +3,12 @@
 import json
 
 import pytest
-import yaml
 
 import bodies_async
 import faults
-import gmi_drl
 from gmi_drl.gmi import GmiDied
 from gmi_drl.placement import ConfigError
+from small_jobs import job_file, launch
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -18,24 +17,15 @@ STEPS = 3200
 
 
 def config(tmp_path, template="tcg", **changes):
-    base = {
-        "version": 1,
-        "mode": "serving",
-        "run": {"name": "t", "folder": str(tmp_path / "runs"), "total_steps": STEPS},
-        "env": {"id": "CartPole-v1", "num_env": 8},
-        "algorithm": {"network": [16]},
-        "layout": {"template": template, "gmi_per_gpu": 2},
-    }
-    for key, value in changes.items():
-        section, name = key.split("__")
-        base.setdefault(section, {})[name] = value
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(base))
-    return path
-
-
-def launch(path, **options):
-    return gmi_drl.launch(path, view="none", **options)
+    return job_file(
+        tmp_path,
+        changes,
+        mode="serving",
+        run={"total_steps": STEPS},
+        env={"id": "CartPole-v1", "num_env": 8},
+        algorithm={"network": [16]},
+        layout={"template": template, "gmi_per_gpu": 2},
+    )
 
 
 @pytest.mark.slow

@@ -7,23 +7,23 @@ import subprocess
 import sys
 
 import pytest
-import yaml
 
 import bodies_set_up as bodies
 import faults
 import gmi_drl
 from gmi_drl.gmi import GmiDied
+from small_jobs import job_file, launch
 
 KINDS = {
     "sync": ({}, {"trainer": bodies.LateHolistic}),
-    "tdg_ex, agent": ({"layout": {"template": "tdg_ex"}}, {"agent": bodies.LateAgent}),
-    "tdg_ex, trainer": ({"layout": {"template": "tdg_ex"}}, {"trainer": bodies.LateTrainer}),
+    "tdg_ex, agent": ({"layout__template": "tdg_ex"}, {"agent": bodies.LateAgent}),
+    "tdg_ex, trainer": ({"layout__template": "tdg_ex"}, {"trainer": bodies.LateTrainer}),
     "async": (
-        {"mode": "async", "hardware": {"num_gpus": 2}, "layout": {"gmi_per_gpu": 1}},
+        {"mode": "async", "hardware__num_gpus": 2, "layout__gmi_per_gpu": 1},
         {"agent": bodies.LateAgent},
     ),
     "serving": (
-        {"mode": "serving", "layout": {"template": "tdg"}},
+        {"mode": "serving", "layout__template": "tdg"},
         {"simulator": bodies.LateSimulator},
     ),
 }
@@ -44,32 +44,21 @@ def script(tmp_path, monkeypatch):
 
 
 def config(tmp_path, timeout_s=1.5, **changes):
-    base = {
-        "version": 1,
-        "run": {
-            "name": "t",
-            "folder": str(tmp_path / "runs"),
-            "total_steps": 8 * 8 * 8,
-            "eval_episodes": 0,
-        },
-        "env": {"id": "CartPole-v1", "num_env": 8, "max_episode_steps": 50},
-        "algorithm": {"network": [8], "horizon": 8, "minibatches": 1},
-        "layout": {"gmi_per_gpu": 2},
-        "comm": {"timeout_s": timeout_s},
-    }
-    for key, value in changes.items():
-        section = base.get(key)
-        base[key] = section | value if isinstance(section, dict) else value
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(base))
-    return path
+    return job_file(
+        tmp_path,
+        changes,
+        run={"total_steps": 8 * 8 * 8, "eval_episodes": 0},
+        algorithm={"network": [8], "horizon": 8, "minibatches": 1},
+        layout={"gmi_per_gpu": 2},
+        comm={"timeout_s": timeout_s},
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_environments_that_take_longer_than_the_timeout_are_waited_for(tmp_path, script, kind):
     path, (changes, roles) = script(), KINDS[kind]
-    result = gmi_drl.launch(config(tmp_path, **changes), view="none", roles=roles)
+    result = launch(config(tmp_path, **changes), roles=roles)
     assert (result.state, result.restarts) == ("finished", 0)
     made_s = bodies.notes(path, "made_s")
     assert made_s
@@ -80,9 +69,8 @@ def test_environments_that_take_longer_than_the_timeout_are_waited_for(tmp_path,
 @pytest.mark.slow
 def test_those_of_the_evaluation_too(tmp_path, script):
     path = script()
-    changes = {"run": {"eval_episodes": 4}}
     roles = {"trainer": bodies.LateHolistic}
-    result = gmi_drl.launch(config(tmp_path, **changes), view="none", roles=roles)
+    result = launch(config(tmp_path, run__eval_episodes=4), roles=roles)
     assert result.eval_return is not None
     assert len(bodies.notes(path, "made_s")) == 2
 
@@ -92,7 +80,7 @@ def test_one_that_is_killed_meanwhile_or_later_gets_that_time_again(tmp_path, sc
     path = script((1, "start", 0), (1, "iterate", 1), (0, "iterate", 2))
     roles = {"trainer": bodies.LateHolistic}
     # A process is replaced in less than the timeout, whatever else the machine does.
-    result = gmi_drl.launch(config(tmp_path, 5), view="none", roles=roles)
+    result = launch(config(tmp_path, 5), roles=roles)
     assert (result.state, result.iteration) == ("finished", 4)
     assert result.restarts == faults.struck(path) == 3
 
@@ -100,7 +88,7 @@ def test_one_that_is_killed_meanwhile_or_later_gets_that_time_again(tmp_path, sc
 @pytest.mark.slow
 def test_one_that_fails_ends_the_run_at_once_and_is_named(tmp_path):
     with pytest.raises(GmiDied, match=r"(?s)gmi 1 .*no environments"):
-        gmi_drl.launch(config(tmp_path), view="none", roles={"trainer": bodies.Fails})
+        launch(config(tmp_path), roles={"trainer": bodies.Fails})
 
 
 def test_logged_warnings_are_shown_once_whatever_their_numbers(tmp_path, capsys):

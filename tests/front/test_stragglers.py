@@ -1,15 +1,14 @@
 """GMIs that have all roles (template tcg_ex) go on without the slowest of them."""
 
-import json
-
 import pytest
 import torch
-import yaml
 
 import bodies_stragglers as bodies
 import faults
-import gmi_drl
+import small_jobs
 from gmi_drl.roles.state import checkpoint
+from run_files import metrics
+from small_jobs import job_file
 
 ROUNDS, STEPS = 5, 16 * 8
 
@@ -18,26 +17,16 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 
 def launch(tmp_path, gmis=2, **algorithm):
-    learning = {"network": [16], "horizon": 16, "minibatches": 2, "epochs": 2, **algorithm}
-    base = {
-        "version": 1,
-        "run": {
-            "name": "t", "folder": str(tmp_path / f"runs{gmis}"), "total_steps": ROUNDS * STEPS,
-            "checkpoint_every": 2, "eval_episodes": 0, "lineage": 1,
+    path = job_file(
+        tmp_path,
+        run={
+            "total_steps": ROUNDS * STEPS, "checkpoint_every": 2, "eval_episodes": 0, "lineage": 1,
         },
-        "env": {"id": "CartPole-v1", "num_env": 8, "max_episode_steps": 50},
-        "algorithm": learning,
-        "layout": {"gmi_per_gpu": gmis},
-        "comm": {"checksum_every": 1},
-    }  # fmt: skip
-    path = tmp_path / f"{gmis}.yaml"
-    path.write_text(yaml.safe_dump(base))
-    return gmi_drl.launch(path, view="none", roles={"trainer": bodies.LateHolistic})
-
-
-def metrics(result):
-    lines = (result.folder / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+        algorithm={"network": [16], "horizon": 16, "minibatches": 2, "epochs": 2, **algorithm},
+        layout={"gmi_per_gpu": gmis},
+        comm={"checksum_every": 1},
+    )  # fmt: skip
+    return small_jobs.launch(path, roles={"trainer": bodies.LateHolistic})
 
 
 def check_dropped(told):
@@ -66,7 +55,7 @@ def test_what_is_learned_is_what_the_first_ones_learn_alone(tmp_path, quiet, alg
     """The sample of who is late leaves no trace: parameters, moments, statistics are the same."""
     alone = launch(tmp_path, 1, **algorithm)
     both = launch(tmp_path, 2, drop_slowest=1, **algorithm)
-    told = metrics(both)
+    told = metrics(both.folder)
     assert [line["steps"] for line in told] == [STEPS * n for n in range(1, ROUNDS + 1)]
     check_dropped(told)
     states = [checkpoint.find(one.folder).load("shared") for one in (alone, both)]
@@ -77,7 +66,7 @@ def test_what_is_learned_is_what_the_first_ones_learn_alone(tmp_path, quiet, alg
     mine, its = [{key: state[key] for key in learned} for state in states]
     torch.testing.assert_close(its, mine, rtol=0, atol=0)
     for key in ("noise_scale", "policy_loss"):
-        assert [line[key] for line in told] == [line[key] for line in metrics(alone)]
+        assert [line[key] for line in told] == [line[key] for line in metrics(alone.folder)]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +85,6 @@ def test_a_gmi_that_is_killed_costs_an_iteration_and_the_late_one_is_dropped_sti
     faults.script(monkeypatch, path, moment)
     result = launch(tmp_path, drop_slowest=1)
     assert faults.struck(path) == result.restarts == 1
-    told = metrics(result)
+    told = metrics(result.folder)
     assert [line["steps"] for line in told] == [STEPS * n for n in range(1, ROUNDS + 1)]
     check_dropped(told)

@@ -1,26 +1,25 @@
 """Template tdg_ex, end to end: a trainer learns from its agents, in turn with them."""
 
+import itertools
 import os
-import random
-import signal
-import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 import bodies_tdg_ex as bodies
 import faults
 import gmi_drl
-from gmi_drl.gmi import Gang, GmiDied
+import killers
+from gmi_drl.gmi import GmiDied
 from gmi_drl.gmi.backends.cpu import CpuBackend
-from gmi_drl.launcher.start import jobs, training_run
+from gmi_drl.launcher.start import jobs
 from gmi_drl.placement import Device, Topology, check, load_config, tdg_ex
 from gmi_drl.placement.templates import rollout_workers_of
 from gmi_drl.roles.state import checkpoint
 from run_files import metrics
+from small_jobs import job_file, launch
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tdg_ex.yaml"
 ITERATIONS = 6
@@ -30,32 +29,17 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 
 def config(tmp_path, template="tdg_ex", agents=1, **changes):
-    """A small job; `changes` are dotted overrides with __ for the dot."""
-    base = {
-        "version": 1,
-        "run": {
-            "name": "t",
-            "folder": str(tmp_path / "runs"),
-            "total_steps": ITERATIONS * 16 * 8 * agents,
-            "checkpoint_every": 2,
-            "eval_episodes": 4,
+    return job_file(
+        tmp_path,
+        changes,
+        run={
+            "total_steps": ITERATIONS * 16 * 8 * agents, "checkpoint_every": 2, "eval_episodes": 4,
             "seed": 3,
         },
-        "env": {"id": "CartPole-v1", "num_env": 8, "max_episode_steps": 50},
-        "algorithm": {"network": [32, 16], "horizon": 16, "minibatches": 2, "epochs": 2},
-        "layout": {"template": template, "gmi_per_gpu": agents + (template == "tdg_ex")},
-        "comm": {"checksum_every": 1},
-    }
-    for key, value in changes.items():
-        section, name = key.split("__")
-        base.setdefault(section, {})[name] = value
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(base))
-    return path
-
-
-def launch(path=None, *overrides, **options):
-    return gmi_drl.launch(path, overrides=overrides, view="none", **options)
+        algorithm={"network": [32, 16], "horizon": 16, "minibatches": 2, "epochs": 2},
+        layout={"template": template, "gmi_per_gpu": agents + (template == "tdg_ex")},
+        comm={"checksum_every": 1},
+    )  # fmt: skip
 
 
 def several(monkeypatch, agents=1, devices=1, num_env=8):
@@ -307,41 +291,23 @@ def test_a_trainer_that_is_killed_before_it_dismisses_its_agents_is_waited_for(
     assert [answer["steps"] for answer in result.gmis[::2]] == [last * 128] * 2
 
 
-def killer(stop, gangs, gmis, kills, seed):
-    """Kills GMIs at random moments of a run, when all of them live; a thread's body."""
-    chance, dead = random.Random(seed), set()
-    while kills and not stop.wait(chance.uniform(0.0, 0.2)):
-        pids = set(gangs[0].pids().values()) - dead if gangs else set()
-        if len(pids) < gmis:
-            continue  # the last one is not back yet
-        victim = chance.choice(sorted(pids))
-        try:
-            os.kill(victim, signal.SIGKILL)
-        except ProcessLookupError:  # the run is over
-            return
-        dead.add(victim)
-        kills -= 1
-
-
 @pytest.mark.slow
 def test_kills_at_random_moments_cost_iterations_and_not_the_run(tmp_path, monkeypatch):
-    iterations, gangs = 150, []
+    iterations, dead = 150, set()
 
-    def noted(*args, **options):
-        gangs.append(Gang(*args, **options))
-        return gangs[-1]
+    def all_four():
+        """The GMIs, once the last one that was killed is back."""
+        pids = set(killers.started(workers=False)) - dead
+        return sorted(pids) if len(pids) == 4 else []
+
+    def kill(pid):
+        dead.add(pid)
+        return killers.kill_started(pid)
 
     several(monkeypatch, agents=1, devices=2)
-    monkeypatch.setattr(training_run, "Gang", noted)
-    stop = threading.Event()
-    thread = threading.Thread(target=killer, args=(stop, gangs, 4, 25, 7))
-    thread.start()
-    try:
-        job = {"run__total_steps": iterations * 256, "run__max_restarts": 100}
+    job = {"run__total_steps": iterations * 256, "run__max_restarts": 100}
+    with killers.Killer(7, 0.2, all_four, kill, itertools.count().__next__, most=25):
         result = launch(config(tmp_path, **job, run__checkpoint_every=20))
-    finally:
-        stop.set()
-        thread.join()
     assert (result.state, result.iteration) == ("finished", iterations)
     assert [line["iteration"] for line in metrics(result.folder)] == list(range(1, iterations + 1))
     assert result.gmis[1] == result.gmis[3]
@@ -434,9 +400,6 @@ def test_a_part_that_an_agent_cannot_write_is_told(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "iteration 6 was not written: gmi 0: OSError" in told
     assert checkpoint.find(result.folder).policy_only
-
-
-# It learns ----------------------------------------------------------------------------------------
 
 
 # Stragglers ---------------------------------------------------------------------------------------

@@ -1,34 +1,29 @@
 """Runs whose GMIs are threads of one process: the same numbers as in processes of their own."""
 
-import json
-
 import pytest
 import torch
-import yaml
 
 import bodies_recovery
 import faults
-import gmi_drl
+import small_jobs
 from gmi_drl.gmi.backends.cpu import CpuBackend
+from run_files import metrics
+from small_jobs import job_file
 
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-def launch(tmp_path, name, **options):
-    config = {
-        "version": 1,
-        "run": {
-            "name": name, "folder": str(tmp_path), "total_steps": 6 * 32 * 8 * 2, "seed": 3,
-            "checkpoint_every": 2, "eval_episodes": 4,
+def launch(tmp_path, **options):
+    path = job_file(
+        tmp_path,
+        run={
+            "total_steps": 6 * 32 * 8 * 2, "seed": 3, "checkpoint_every": 2, "eval_episodes": 4,
         },
-        "env": {"id": "CartPole-v1", "num_env": 8, "max_episode_steps": 50},
-        "algorithm": {"network": [32, 16], "horizon": 32, "minibatches": 2, "epochs": 2},
-        "layout": {"gmi_per_gpu": 2},
-        "comm": {"checksum_every": 1, "reduction": "mpr"},
-    }  # fmt: skip
-    path = tmp_path / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(config))
-    return gmi_drl.launch(path, view="none", **options)
+        algorithm={"network": [32, 16], "horizon": 32, "minibatches": 2, "epochs": 2},
+        layout={"gmi_per_gpu": 2},
+        comm={"checksum_every": 1, "reduction": "mpr"},
+    )  # fmt: skip
+    return small_jobs.launch(path, **options)
 
 
 def checkpoints(folder):
@@ -51,15 +46,16 @@ def same(one, other):
 
 
 def returns(folder):
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [(line["return_mean"], line["policy_loss"], line["value_loss"]) for line in lines]
+    return [
+        (line["return_mean"], line["policy_loss"], line["value_loss"]) for line in metrics(folder)
+    ]
 
 
 @pytest.mark.slow
 def test_two_threads_learn_what_two_processes_learn_bit_for_bit(tmp_path, monkeypatch):
-    apart = launch(tmp_path, "processes")
+    apart = launch(tmp_path)
     monkeypatch.setattr(CpuBackend, "gmis_are_threads", True)
-    together = launch(tmp_path, "threads")
+    together = launch(tmp_path)
     assert (together.state, together.iteration, together.steps) == ("finished", 6, apart.steps)
     pairs = list(zip(checkpoints(apart.folder), checkpoints(together.folder), strict=True))
     assert len(pairs) == 9  # of three iterations: what all have, and each GMI's own
@@ -84,7 +80,7 @@ def test_a_process_of_threads_that_dies_comes_back_and_the_run_is_whole(
 ):
     monkeypatch.setattr(CpuBackend, "gmis_are_threads", True)
     faults.script(monkeypatch, tmp_path / "faults", moment)
-    result = launch(tmp_path, "mortal", roles={"trainer": bodies_recovery.Mortal})
+    result = launch(tmp_path, roles={"trainer": bodies_recovery.Mortal})
     assert faults.struck(tmp_path / "faults") == 1
     assert (result.state, result.iteration, result.restarts) == ("finished", 6, 2)
     assert result.gmis[0] == result.gmis[1]

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from gmi_drl.selector.tune import tuning
 from gmi_drl.selector.tune.profile.profiler import train_for
 from gmi_drl.selector.tune.space import space_of
 from tune_machine import CONFIG, tuned_by, written
+from waits import until
 
 BODY = Path(__file__).parents[1] / "bodies_tune.py"
 
@@ -125,18 +125,15 @@ def test_of_two_tuners_at_once_the_second_takes_what_the_first_found(tmp_path, m
 def test_killed_in_the_middle_it_goes_on_and_measures_nothing_twice(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = written(tmp_path / "auto.yaml", {**CONFIG, "tune": {**CONFIG["tune"], "max_num_env": 8}})
-    command = [sys.executable, BODY, path, "--plain", "--budget", "40"]
+    command = [sys.executable, BODY, path, "--plain", "--budget", "20"]
 
     def lines():
         found = list(records_folder().glob("*.jsonl"))
         return found[0].read_bytes().split(b"\n")[:-1] if found else []  # whole ones
 
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        deadline_s = time.monotonic() + 60
-        while len(lines()) < 3:
-            assert process.poll() is None, process.stdout.read().decode()
-            assert time.monotonic() < deadline_s, "it has measured nothing"
-            time.sleep(0.02)  # between two looks at the file
+        until(lambda: len(lines()) >= 3 or process.poll() is not None, "a measurement", 60)
+        assert process.poll() is None, process.stdout.read().decode()
         process.send_signal(signal.SIGKILL)
         process.wait(10)
     before = lines()

@@ -11,10 +11,10 @@ from contextlib import suppress
 
 import pytest
 
-from bodies_tasks import until
 from gmi_drl.launcher.hosts.agent import NodeAgent
 from gmi_drl.launcher.hosts.messages import HostsError, Orders
 from gmi_drl.placement import load_config
+from waits import until
 
 CORE = min(os.sched_getaffinity(0))
 TOLD = {

@@ -11,13 +11,13 @@ import pytest
 import fake_ray
 import gmi_drl
 from bodies_scripted import Gang, Once, Scripted, joined, launched, three_hosts
-from bodies_tasks import until
 from gmi_drl.launcher.hosts import cluster as clusters
 from gmi_drl.launcher.hosts import cluster_watch
 from gmi_drl.launcher.hosts import head as heads
 from gmi_drl.launcher.hosts.cluster_watch import ClusterWatch
 from gmi_drl.launcher.hosts.messages import HostLost
 from gmi_drl.placement import load_config
+from waits import until
 
 
 class LostHead(gmi_drl.Callback):

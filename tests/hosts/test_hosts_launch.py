@@ -17,10 +17,10 @@ import bodies_clusters
 import fake_ray
 import gmi_drl
 from bodies_clusters import CONFIG, descendants
-from bodies_tasks import until
 from cluster import Network, why_no_network
 from fake_ray import FakeHost
 from run_files import assert_close
+from waits import until
 
 # `gmi-drl` itself, on a machine with so many cores as FAKE_CORES says.
 COMMAND = """

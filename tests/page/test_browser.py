@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 import pages
 from gmi_drl.placement import Topology, tcg_ex
 from gmi_drl.selector.record.search_folder import RECORD
+from waits import until
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
@@ -73,13 +73,6 @@ def figure(page, name):
 
 def number(locator):
     return int(re.sub(r"\D", "", locator.inner_text().split(" of ")[0]) or 0)
-
-
-def until(is_so, what, seconds=60.0):
-    deadline_s = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.1)  # between two looks
 
 
 def assert_readable(page, width):
@@ -156,9 +149,9 @@ def test_the_page_moves_with_a_run_survives_its_death_and_stops_it(open_page, tm
             # It is found by itself, and moves.
             expect(figure(page, "state")).to_have_text("running", timeout=WAIT_MS)
             iteration = figure(page, "iteration")
-            until(lambda: iteration.count() and number(iteration) >= 12, said())
+            until(lambda: iteration.count() and number(iteration) >= 12, "12 iterations", 60, said)
             before = number(iteration)
-            until(lambda: number(iteration) > before, "the page stands still")
+            until(lambda: number(iteration) > before, "another iteration", 60)
             expect(figure(page, "time left")).to_have_text(re.compile(r"\d+:\d\d"))
             expect(page.locator("#charts .chart[data-key=return_mean] h3")).to_be_visible()
             expect(page.locator(".gmi")).to_have_count(2)
@@ -175,7 +168,7 @@ def test_the_page_moves_with_a_run_survives_its_death_and_stops_it(open_page, tm
             # It is gone on with: the page moves again, beyond where it was.
             second = launch("--resume", folder, "--set", "run.checkpoint_every=0")
             expect(figure(page, "state")).to_have_text("running", timeout=WAIT_MS)
-            until(lambda: number(iteration) > died_at + 3, said())
+            until(lambda: number(iteration) > died_at + 3, "iterations of the resume", 60, said)
             page.locator("#read").click()
             expect(page.locator("#tables")).to_contain_text("gmi0.run")
             page.locator("#tables button.name").first.click()

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from bodies_tasks import until
 from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.roles.role.heirs import HELD, NOBODY, SAVED, choose_heir
 from gmi_drl.roles.role.host import COUNTERS
@@ -14,6 +13,7 @@ from gmi_drl.roles.role.job import HEIR
 from gmi_drl.roles.role.manager import GMI_manager, GmiContext
 from gmi_drl.roles.state.recovery import Snapshots
 from gmi_drl.roles.state.training import Training
+from waits import until
 
 GMIS = (0, 1, 2)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import bodies_models
+import bodies_recovery
 import faults
 import gmi_drl
 from gmi_drl import rl
@@ -335,7 +336,7 @@ def test_a_gmi_that_is_killed_beside_another_begins_with_a_new_model(tmp_path, m
     }[name]  # fmt: skip
     path, per_round = tmp_path / "faults", 2 * 2 * SMALL["horizon"]
     faults.script(monkeypatch, path, (0, "simulate", 6))
-    roles = {"trainer": bodies_models.Mortal}
+    roles = {"trainer": bodies_recovery.MortalWithoutLoss}
     settings = {**keys, "name": name}
     result = launch(tmp_path, 14 * per_round, settings, gmis=2, roles=roles)
     assert faults.struck(path) == result.restarts == 1

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import runtime_engines
-from bodies_tasks import until
 from gmi_drl import runtime
 from gmi_drl.runtime.api import session
 from runtime_engines import ON_RAY, begin, end
+from waits import until
 
 
 def pytest_collection_modifyitems(items):

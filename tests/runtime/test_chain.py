@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,19 +19,12 @@ from gmi_drl.runtime.gcs.membership import ChainMembership
 from gmi_drl.runtime.gcs.replica import Rows
 from gmi_drl.runtime.gcs.tables import ActorRow, FunctionRow, ObjectRow, TaskRow
 from stops import stop
-
-
-def wait_for(condition, timeout_s=30.0):
-    """Waits for a state that threads and processes come to by themselves."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it never came to that"
-        time.sleep(0.005)
+from waits import until
 
 
 def whole(chains, replicas):
     """Waits until every chain has all its members, and gives these."""
-    wait_for(lambda: all(len(members) == replicas for members in chains.members()))
+    until(lambda: all(len(members) == replicas for members in chains.members()))
     return chains.members()
 
 
@@ -201,13 +193,13 @@ def test_a_killed_head_middle_or_tail_loses_nothing_and_is_replaced(chains, plac
     load.put(2_000)
     chains.sync()
     assert load.lost() == []
-    wait_for(lambda: members[place] not in chains.members()[0] and len(chains.members()[0]) == 3)
+    until(lambda: members[place] not in chains.members()[0] and len(chains.members()[0]) == 3)
     (after,) = chains.members()
     assert after[:2] == [pid for pid in members if pid != members[place]]
     # Only the one that joined is left: it has all that was put before its time.
     for pid in after[:2]:
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not {*after[:2]} & {*chains.members()[0]})
+    until(lambda: not {*after[:2]} & {*chains.members()[0]})
     assert load.lost() == []
 
 
@@ -215,7 +207,7 @@ def kill_at_random(chains, load, times):
     """Kills members while rows are put, each time wherever the chains happen to be."""
     for _ in range(times):
         # A chain outlives all but one of its members: those count that live, known or not.
-        wait_for(lambda: all(len({*chain} - load.killed) >= 2 for chain in chains.members()))
+        until(lambda: all(len({*chain} - load.killed) >= 2 for chain in chains.members()))
         load.put(load.random.randrange(1, 1_500))
         load.kill_one()
         load.put(load.random.randrange(1, 300))
@@ -272,7 +264,7 @@ def test_a_store_with_replicas_forgets_there_what_has_ended(tmp_path):
         store.put(task(1_000, "running"))
         store.sync()
         store.flush()
-        wait_for(lambda: all(store.chains.get(TaskRow, task(n).id) is None for n in range(1_000)))
+        until(lambda: all(store.chains.get(TaskRow, task(n).id) is None for n in range(1_000)))
         assert store.chains.get(TaskRow, task(1_000).id) == task(1_000, "running")
         assert store.get(TaskRow, task(1).id) == task(1)
         for members in store.chains.members():
@@ -300,7 +292,7 @@ def test_replicas_do_not_outlive_a_client_that_is_killed():
         pids = [int(word) for word in client.stdout.readline().split()]
         assert len(pids) == 4
         client.kill()
-    wait_for(lambda: not any(_runs(pid) for pid in pids))
+    until(lambda: not any(_runs(pid) for pid in pids))
 
 
 def _runs(pid):

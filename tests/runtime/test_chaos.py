@@ -1,7 +1,6 @@
 """Random programs give the same results whatever is killed while they run."""
 
 import os
-import time
 from datetime import timedelta
 
 import pytest
@@ -10,6 +9,7 @@ import bodies_chaos
 from gmi_drl import runtime
 from gmi_drl.runtime.api import session
 from killers import Killer, kill_child, lose, wait_while_calls_end
+from waits import until
 
 LONG = timedelta(minutes=2)
 
@@ -43,10 +43,10 @@ def check(program):
 
 
 def until_nothing_is_kept():
-    deadline_s = time.monotonic() + LONG.total_seconds()
-    while kept := _kept(session.driver()):
-        assert time.monotonic() < deadline_s, f"kept: {kept}"
-        time.sleep(0.01)
+    def kept():
+        return _kept(session.driver())
+
+    until(lambda: not kept(), "nothing kept", LONG.total_seconds(), kept)
 
 
 def _kept(driver):

@@ -35,7 +35,7 @@ def until_gone(pids):
     def left():
         return [pid for pid in pids if psutil.pid_exists(pid) and not is_zombie(pid)]
 
-    bodies_tasks.until(lambda: not left(), "their end", shown=lambda: str(left()))
+    bodies_tasks.until(lambda: not left(), "their end", shown=left)
 
 
 def is_zombie(pid):

@@ -16,11 +16,11 @@ import pytest
 
 import bodies_chaos
 from bodies_gcs import rows_in_file
-from bodies_tasks import until
 from gmi_drl import runtime
 from gmi_drl.runtime.api import session
 from gmi_drl.runtime.gcs.tables import TaskRow
 from killers import Killer
+from waits import until
 
 LONG = timedelta(seconds=30)
 MIB = 1 << 20

@@ -19,6 +19,7 @@ from bodies_runtime import Probe
 from gmi_drl import runtime
 from gmi_drl.runtime.api import session
 from gmi_drl.runtime.driver import processes
+from waits import until
 
 LONG = timedelta(seconds=30)
 SHORT = timedelta(milliseconds=100)
@@ -30,11 +31,11 @@ def alive(pid):
     return False
 
 
-def until_gone(pids, limit_s=20.0):
-    deadline_s = time.monotonic() + limit_s
-    while left := [pid for pid in pids if alive(pid)]:
-        assert time.monotonic() < deadline_s, f"still there: {left}"
-        time.sleep(0.01)
+def until_gone(pids, within_s=20.0):
+    def left():
+        return [pid for pid in pids if alive(pid)]
+
+    until(lambda: not left(), "their end", within_s, left)
 
 
 @pytest.fixture
@@ -218,23 +219,20 @@ def test_stopping_the_dead_and_the_undone_is_fine(fresh):
     runtime.kill(actor)
 
 
-def test_kill_dash_nine_of_the_launcher(launcher):
-    process = launcher(
-        ACTORS + "mine.work.remote(); probe.deaf.remote(); import time; time.sleep(60)"
-    )
-    pids = pids_of(process)
-    process.kill()
-    process.wait()
-    until_gone(pids)
-    assert os.listdir(os.environ["XDG_RUNTIME_DIR"]) == []
+IMPORTS = """
+from gmi_drl import runtime
+from gmi_drl.runtime.api import session
+runtime.init(['torch'])
+print(session.running().server.process.pid, flush=True)
+"""
 
 
-def test_kill_dash_nine_of_the_launcher_while_the_fork_server_imports(launcher):
-    process = launcher(
-        "from gmi_drl import runtime\nfrom gmi_drl.runtime.api import session\n"
-        "runtime.init(['torch'])\nprint(session.running().server.process.pid, flush=True)\n"
-        "import time; time.sleep(60)"
-    )
+@pytest.mark.parametrize(
+    "work", [ACTORS + "mine.work.remote(); probe.deaf.remote()\n", IMPORTS],
+    ids=["actors", "the fork server imports"],
+)  # fmt: skip
+def test_kill_dash_nine_of_the_launcher(launcher, work):
+    process = launcher(work + "import time; time.sleep(60)")
     pids = pids_of(process)
     process.kill()
     process.wait()

@@ -16,11 +16,11 @@ from datetime import timedelta
 import pytest
 
 import bodies_chaos
-from bodies_tasks import until
 from gmi_drl import runtime
 from gmi_drl.runtime.process import run_directory
 from killers import descendants
 from stops import state_of, stop
+from waits import until
 
 LONG = timedelta(minutes=2)
 GONE_S = 60.0  # on a machine however busy
@@ -52,10 +52,10 @@ def load(tmp_path):
 
 
 def until_nothing_is_left(before):
-    deadline_s = time.monotonic() + GONE_S
-    while left := [one for one in _left() if one not in before]:
-        assert time.monotonic() < deadline_s, f"left behind: {left}"
-        time.sleep(0.01)
+    def left():
+        return [one for one in _left() if one not in before]
+
+    until(lambda: not left(), "nothing left behind", GONE_S, left)
 
 
 def _left():

@@ -15,11 +15,12 @@ import pytest
 import bodies_ray
 import fake_ray
 import runtime_engines
-from bodies_tasks import Poisoned, closure, marks, until
+from bodies_tasks import Poisoned, closure, marks
 from gmi_drl import runtime
 from gmi_drl.runtime.api import session
 from gmi_drl.runtime.driver.function_table import KEPT_BYTES
 from runtime_engines import ON_RAY
+from waits import until
 
 HERE = Path(__file__).parent
 on_ray = pytest.mark.skipif(not ON_RAY, reason="needs the cluster of test_behaviour_on_ray")

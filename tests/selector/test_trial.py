@@ -13,6 +13,7 @@ from gmi_drl import runtime
 from gmi_drl.launcher.folder.run_folder import METRICS, last_metrics
 from gmi_drl.placement import Topology, layout_of, load_config
 from gmi_drl.selector.search.trial import TrialGmis, TrialJob
+from waits import until
 
 TESTS = Path(__file__).resolve().parents[1]
 UNTIMED = {"trained_s"}
@@ -119,11 +120,8 @@ def test_a_trial_whose_gmi_is_killed_ends_as_if_it_had_not_been(trained, gmis, t
     assert (found.return_mean, found.points) == (wanted.return_mean, wanted.points)
 
 
-def written(path, within_s=30.0):
-    deadline_s = time.monotonic() + within_s
-    while not path.exists():
-        assert time.monotonic() < deadline_s, f"{path} does not come"
-        time.sleep(0.005)  # between two looks
+def written(path):
+    until(path.exists, path)
     return path.read_text()
 
 

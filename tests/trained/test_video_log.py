@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -13,6 +12,7 @@ import gmi_drl
 from gmi_drl.launcher.callbacks import video_log
 from gmi_drl.launcher.callbacks.callback import EndedRun, StartedRun
 from gmi_drl.launcher.callbacks.video_log import VideoError, VideoLog
+from waits import until
 
 pytest.importorskip("imageio_ffmpeg")
 
@@ -130,13 +130,9 @@ def test_an_interrupted_launch_leaves_no_film_being_made(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "gmi_drl", "launch", str(path), "--quiet"], cwd=tmp_path
     )
-    videos = None
-    deadline_s = time.monotonic() + 300
-    while videos is None or not (videos / "films.log").exists():
-        assert time.monotonic() < deadline_s
-        assert process.poll() is None
-        videos = next(iter(tmp_path.glob("run/*/report/videos")), None)
-        time.sleep(0.05)  # between two looks
+    log = "run/*/report/videos/films.log"
+    until(lambda: [*tmp_path.glob(log)] or process.poll() is not None, "a film", 300)
+    assert process.poll() is None
     process.send_signal(signal.SIGINT)
     assert process.wait(300) == 130
     assert not list(tmp_path.glob("run/*/checkpoints/.filmed"))

@@ -10,11 +10,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import bodies_experience as bodies
 from bodies_experience import STEPS, last_of, numbers_in, step_of
-from ends import Ends, until
+from ends import Ends
 from gmi_drl.comm.experience import Batcher
 from gmi_drl.comm.shm import liveness
 from gmi_drl.comm.transports import create_doorbell, create_link
 from gmi_drl.runtime import Memfd
+from waits import until
 
 AGENTS = 2
 LAG = 3

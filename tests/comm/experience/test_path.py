@@ -8,7 +8,6 @@ import torch
 
 import bodies_experience as bodies
 from bodies_experience import CHANNELS, ENVS, GROUPINGS, STEPS, numbers_in, send
-from ends import until
 from gmi_drl.comm.errors import (
     CorruptPacket,
     ExperienceError,
@@ -29,6 +28,7 @@ from gmi_drl.comm.experience import (
     choose_grouping,
 )
 from gmi_drl.comm.transports import create_doorbell, create_link
+from waits import until
 
 SHORT = timedelta(milliseconds=60)
 

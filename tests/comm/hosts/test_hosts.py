@@ -12,8 +12,8 @@ from gmi_drl.comm import CommError, GroupMismatch, PeerLeft, ReduceTimeout
 from gmi_drl.comm.hosts import read_endpoint
 from gmi_drl.comm.links.host_links import newest
 from gmi_drl.comm.links.links import LINK_KINDS
-from links import until
 from ranks import pipe
+from waits import until
 
 LENGTHS = [0, 1, 997, 65_537]
 TRUSTED = {"trusted": True}  # gloo between hosts

@@ -18,7 +18,8 @@ from gmi_drl.comm.hosts import HostSpec, next_roster, read_endpoint, steps, writ
 from gmi_drl.comm.hosts import links as links_file
 from gmi_drl.comm.hosts.links import HostLinks, Interrupted
 from gmi_drl.comm.reducers.hosts_gloo import HostsGloo
-from links import assert_thrown_out, greeted, listening, until
+from links import assert_thrown_out, greeted, listening
+from waits import until
 
 # Of a number on its way, with up to five hosts: each of halving's, a share that is passed on.
 ROUNDINGS = {"one_step": 1, "two_steps": 2, "halving": 4}

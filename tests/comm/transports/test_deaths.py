@@ -9,7 +9,8 @@ import pytest
 import bodies_links as bodies
 from gmi_drl.comm.errors import LinkEnded, LinkError, LinkTimeout
 from gmi_drl.comm.transports import create_link
-from links import End, lines, pipe, until
+from links import End, lines, pipe
+from waits import until
 
 SHORT = timedelta(milliseconds=50)
 
