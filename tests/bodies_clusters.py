@@ -45,21 +45,21 @@ class Waiter(gmi_drl.DRL_role):
         return self.GMI_id
 
 
-class FileLimit(gmi_drl.DRL_role):
-    """Tells how many descriptors its process may have."""
-
-    def GMI_run(self):
-        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
 class LateDeath(gmi_drl.DRL_role):
-    """GMI 0 finishes at once; GMI 1 dies after that, and comes back."""
+    """GMI 0 finishes at once; GMI 1 dies after that, and comes back.
+
+    Both tell how many descriptors their processes may have.
+    """
 
     recoverable = True
 
     def GMI_run(self):
         self.mgr.await_set_up()
-        group, lives = self.mgr.context.group, self.mgr.context.process + 1
+        group = self.mgr.context.group
+        told = {
+            "lives": self.mgr.context.process + 1,
+            "max_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        }
         try:
             group.reform()
             group.barrier()
@@ -70,8 +70,8 @@ class LateDeath(gmi_drl.DRL_role):
                 os.kill(os.getpid(), signal.SIGKILL)
             group.finish("well done")
         except GroupFinished as done:
-            return {"lives": lives, "outcome": done.outcome}
-        return {"lives": lives}
+            return told | {"outcome": done.outcome}
+        return told
 
 
 def descendants(*pids):

@@ -132,6 +132,14 @@ _PICTURE = np.zeros((8, 8, 3), "u1")
 _register("DrawnStepRaises", **_DRAWS, observation_space=_SHIFTED,
           render=lambda self: _PICTURE, step=_raise)  # fmt: skip
 _register("RewardRaises", compute_reward=_raise)
+
+
+def _told(self, text):
+    """Shows as many numbers as the text that it is given has words."""
+    self.observation_space = S.Box(-1.0, 1.0, (len(text.split()),), np.float32)
+
+
+_register("Told", __init__=_told)
 _PARTS = S.Tuple((ACTIONS["Whole"][1], S.Box(0.0, 1.0, (1,), np.float32)))
 _register("Numbers", observation_space=OBSERVATIONS["Scalar"][1], action_space=_PARTS)
 

@@ -37,7 +37,7 @@ def test_an_id_is_enough_to_train(tmp_path, env_id, words):
             "version": 1,
             "run": {"folder": str(tmp_path), "total_steps": 512, "checkpoint_every": 0},
             "env": {"id": env_id, "num_env": 8},
-            "algorithm": {"network": [32], "horizon": 32},
+            "algorithm": {"network": [32], "horizon": 32, "epochs": 1},
             "hardware": {"backend": "cpu", "num_gpus": 1},
             "layout": {"template": "tcg_ex", "gmi_per_gpu": 1},
         },

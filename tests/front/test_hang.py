@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 import pytest
-import yaml
 
 import bodies_hang as bodies
 import bodies_spaces
@@ -16,35 +15,23 @@ from gmi_drl.gmi import GmiDied
 from gmi_drl.launcher.watch import watchdog
 from gmi_drl.launcher.watch.watchdog import Watchdog
 from gmi_drl.runtime.process.progress import bind, waiting
+from small_jobs import job_file
 
 HANG_S = 6.0  # far longer than a step takes on a busy machine
 
 
 def config(tmp_path, **changes):
-    base = {
-        "version": 1,
-        "run": {
-            "name": "t",
-            "folder": str(tmp_path / "runs"),
-            "total_steps": 16 * 8 * 8,
-            "checkpoint_every": 2,
-            "eval_episodes": 0,
+    return job_file(
+        tmp_path,
+        changes,
+        run={
+            "total_steps": 16 * 8 * 8, "checkpoint_every": 2, "eval_episodes": 0,
             "hang_timeout_s": HANG_S,
         },
-        "env": {"id": "CartPole-v1", "num_env": 8, "max_episode_steps": 50},
-        "algorithm": {"network": [8], "horizon": 16, "minibatches": 2, "epochs": 1},
-        "layout": {"gmi_per_gpu": 1},
-        "comm": {"timeout_s": 300},
-    }
-    for key, value in changes.items():
-        section, name = key.split("__")
-        if name:
-            base.setdefault(section, {})[name] = value
-        else:
-            base[section] = value
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(base))
-    return path
+        algorithm={"network": [8], "horizon": 16, "minibatches": 2, "epochs": 1},
+        layout={"gmi_per_gpu": 1},
+        comm={"timeout_s": 300},
+    )  # fmt: skip
 
 
 def launch(path, role, of="trainer"):
@@ -69,22 +56,17 @@ def test_a_single_gmi_whose_environment_hangs_is_started_again(warm, tmp_path, m
 
 
 @pytest.mark.slow
-def test_a_hang_that_does_not_pass_fails_the_run_with_the_stack(warm, tmp_path, monkeypatch):
-    bodies.script(monkeypatch, tmp_path / "hangs", "hang_here", [0])
-    with pytest.raises(GmiDied) as caught:
-        launch(config(tmp_path, run__max_restarts=0), bodies.HangingHolistic)
+def test_a_hang_each_time_uses_up_the_restarts_and_fails_the_run_with_the_stack(
+    warm, tmp_path, monkeypatch
+):
+    bodies.script(monkeypatch, tmp_path / "hangs", "hang_here", [0], times=2)
+    with pytest.raises(GmiDied, match="after it was restarted 1 time") as caught:
+        launch(config(tmp_path, run__max_restarts=1), bodies.HangingHolistic)
     first = str(caught.value).splitlines()[0]
-    assert first.startswith("gmi 0 (simulator+agent+trainer) was killed by SIGKILL: it hung in ")
-    assert "phase rollout" in first
+    assert first.startswith("gmi 0 (simulator+agent+trainer) was killed by SIGKILL")
+    assert ": it hung in phase rollout" in first
     assert "run.hang_timeout_s" in first
     assert "in hang_here" in str(caught.value)
-
-
-@pytest.mark.slow
-def test_a_hang_each_time_uses_up_the_restarts(warm, tmp_path, monkeypatch):
-    bodies.script(monkeypatch, tmp_path / "hangs", "hang_here", [0], times=2)
-    with pytest.raises(GmiDied, match="after it was restarted 1 time"):
-        launch(config(tmp_path, run__max_restarts=1), bodies.HangingHolistic)
 
 
 @pytest.mark.slow
@@ -98,23 +80,20 @@ def test_all_gmis_stopped_at_once_are_started_again(warm, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_one_of_two_whose_environment_exits_comes_back(warm, tmp_path, monkeypatch):
-    bodies.script(monkeypatch, tmp_path / "exits", "exit_here", [0])
+@pytest.mark.parametrize(
+    ("what", "gmi", "how"),
+    [("exit_here", 0, "exited with code 3"), ("hang_here", 1, "was killed by SIGKILL: it hung in")],
+)
+def test_of_two_the_one_that_exits_or_hangs_comes_back_and_not_the_one_that_waits(
+    warm, tmp_path, monkeypatch, what, gmi, how
+):
+    bodies.script(monkeypatch, tmp_path / "script", what, [gmi])
     path = config(tmp_path, layout__gmi_per_gpu=2, run__total_steps=2 * 16 * 8 * 8)
     result = launch(path, bodies.HangingHolistic)
     assert (result.state, result.restarts) == ("finished", 1)
     (entry,) = json.loads((result.folder / "run.json").read_text())["restarts"]
-    assert (entry["gmi_id"], entry["how"]) == (0, "exited with code 3")
-
-
-@pytest.mark.slow
-def test_of_two_the_one_that_hangs_is_ended_and_not_the_one_that_waits(warm, tmp_path, monkeypatch):
-    bodies.script(monkeypatch, tmp_path / "hangs", "hang_here", [1])
-    path = config(tmp_path, layout__gmi_per_gpu=2, run__total_steps=2 * 16 * 8 * 8)
-    result = launch(path, bodies.HangingHolistic)
-    assert (result.state, result.restarts) == ("finished", 1)
-    (entry,) = json.loads((result.folder / "run.json").read_text())["restarts"]
-    assert entry["gmi_id"] == 1
+    assert entry["gmi_id"] == gmi
+    assert entry["how"].startswith(how)
 
 
 @pytest.mark.slow
@@ -130,7 +109,7 @@ def test_who_is_late_for_a_meeting_leaves_its_stack_in_its_log(warm, tmp_path, m
 @pytest.mark.slow
 def test_a_serving_gmi_that_is_stopped_is_started_again(warm, tmp_path, monkeypatch):
     bodies.script(monkeypatch, tmp_path / "hangs", "stop_here", [0])
-    result = launch(config(tmp_path, mode__="serving"), bodies.HangingServing, "agent")
+    result = launch(config(tmp_path, mode="serving"), bodies.HangingServing, "agent")
     assert (result.state, result.restarts, result.steps) == ("finished", 1, 16 * 8 * 8)
 
 
@@ -139,11 +118,9 @@ def test_a_serving_gmi_that_is_stopped_is_started_again(warm, tmp_path, monkeypa
 def test_an_agent_that_hangs_is_ended_while_its_trainer_waits(warm, tmp_path, monkeypatch, mode):
     bodies.script(monkeypatch, tmp_path / "hangs", "hang_here", [0])
     changes = {"layout__template": "tdg_ex", "layout__gmi_per_gpu": 2}
-    role = bodies.HangingAgent
     if mode == "async":
-        changes = {"mode__": "async", "hardware__num_gpus": 2}
-        role = bodies.HangingAgent
-    result = launch(config(tmp_path, **changes), role, "agent")
+        changes = {"mode": "async", "hardware__num_gpus": 2}
+    result = launch(config(tmp_path, **changes), bodies.HangingAgent, "agent")
     assert (result.state, result.restarts) == ("finished", 1)
 
 

@@ -12,15 +12,18 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 import bodies_profile
 import bodies_recovery
 import faults
 import gmi_drl
+import small_jobs
 from gmi_drl.gmi.backends.cpu import CpuBackend
 from gmi_drl.launcher.start import training_run
 from gmi_drl.roles.state import checkpoint
+from run_files import metrics
+from small_jobs import job_file
+from watches import Heard
 
 DRAW = Path(__file__).parents[2] / "scripts" / "draw_phases.py"
 T, EPOCHS, MINIBATCHES = 16, 2, 2
@@ -30,39 +33,24 @@ REDUCTIONS = 1 + EPOCHS * MINIBATCHES  # of an iteration: moments, and each mini
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-class Heard:
-    """A watch that keeps the warnings of a run."""
-
-    def __init__(self):
-        self.warnings = []
-
-    def show(self, record):
-        if record.get("kind") == "warning":
-            self.warnings.append(record["message"])
-
-    def tick(self, gang):
-        pass
-
-
-def launch(tmp_path, profile=True, iterations=8, layout=None, watch=None, roles=None, **sections):
-    config = {
-        "version": 1,
-        "run": {
-            "folder": str(tmp_path), "total_steps": iterations * T * 8 * 2, "profile": profile,
-            "seed": 3, "checkpoint_every": 0, "eval_episodes": 0,
+def job(tmp_path, profile=True, iterations=8, layout=None, **sections):
+    learns = {} if "mode" in sections else {"epochs": EPOCHS, "minibatches": MINIBATCHES}
+    return job_file(
+        tmp_path,
+        sections,
+        run={
+            "total_steps": iterations * T * 8 * 2, "profile": profile, "seed": 3,
+            "checkpoint_every": 0, "eval_episodes": 0,
         },
-        "env": {"id": "CartPole-v1", "num_env": 8, "max_episode_steps": 50},
-        "algorithm": {"network": [16], "horizon": T},
-        "layout": layout or {"gmi_per_gpu": 2},
-        "comm": {"reduction": "mpr"},
-        **sections,
-    }  # fmt: skip
-    if sections.get("mode") in (None, "sync"):
-        config["algorithm"] |= {"epochs": EPOCHS, "minibatches": MINIBATCHES}
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(config))
+        algorithm={"network": [16], "horizon": T, **learns},
+        layout=layout or {"gmi_per_gpu": 2},
+        comm={"reduction": "mpr"},
+    )  # fmt: skip
+
+
+def launch(tmp_path, watch=None, roles=None, **options):
     watch = Heard() if watch is None else watch or None
-    result = gmi_drl.launch(path, view="none", watch=watch, roles=roles)
+    result = small_jobs.launch(job(tmp_path, **options), watch=watch, roles=roles)
     assert result.state == "finished"
     assert not list(result.folder.glob("profile/.*"))
     return result
@@ -82,9 +70,8 @@ def ranges(path):
 
 
 def learned(folder):
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return checkpoint.find(folder).load("shared")["parameters"], [
-        (line["return_mean"], line["policy_loss"], line["value_loss"]) for line in lines
+        (line["return_mean"], line["policy_loss"], line["value_loss"]) for line in metrics(folder)
     ]
 
 
@@ -96,12 +83,17 @@ TOGETHER = {
 }
 
 
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory, warm):
+    """A profiled run of two GMIs."""
+    return launch(tmp_path_factory.mktemp("profiled"))
+
+
 @pytest.mark.slow
-def test_a_profiled_run_traces_all_phases_and_learns_the_same_bit_for_bit(tmp_path):
+def test_a_profiled_run_traces_all_phases_and_learns_the_same_bit_for_bit(tmp_path, profiled):
     plain = launch(tmp_path, profile=False)
     assert plain.traces == ()
     assert not (plain.folder / "profile").exists()
-    profiled = launch(tmp_path)
     assert [path.name for path in profiled.traces] == [
         "gmi0.pt.trace.json.gz",
         "gmi1.pt.trace.json.gz",
@@ -114,8 +106,8 @@ def test_a_profiled_run_traces_all_phases_and_learns_the_same_bit_for_bit(tmp_pa
 
 
 @pytest.mark.slow
-def test_no_phase_lies_in_another_one(tmp_path):
-    (path, *_) = launch(tmp_path, layout={"gmi_per_gpu": 1}).traces
+def test_no_phase_lies_in_another_one(profiled):
+    (path, *_) = profiled.traces
     events = [e for e in trace(path)["traceEvents"] if e.get("cat") == "user_annotation"]
     spans = sorted(
         (e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] in bodies_profile.PHASES
@@ -182,16 +174,16 @@ def test_of_gmis_that_are_threads_of_a_process_the_first_has_a_trace(tmp_path, m
 
 @pytest.mark.slow
 def test_the_command_says_what_it_does_and_where_the_traces_are(tmp_path):
-    plain = launch(tmp_path, profile=False)
+    path = job(tmp_path, profile=False)
     code = "import private_leases, gmi_drl.cli.main as c, sys; sys.exit(c.main(sys.argv[1:]))"
-    words = ["launch", tmp_path / "config.yaml", "--profile"]
+    words = ["launch", path, "--profile"]
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code, *words],
         check=True, capture_output=True, text=True, timeout=60,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip
     assert done.stdout.startswith("profiled: iterations 4 to 6 ")
-    folder = max(plain.folder.parent.iterdir()) / "profile"
+    (folder,) = tmp_path.glob("runs/t/*/profile")
     assert f"{folder}: 2 files, for https://ui.perfetto.dev" in done.stdout
     assert len(list(folder.iterdir())) == 2
 

@@ -15,7 +15,7 @@ import boxes
 import fake_gpus
 import fake_nvml
 import gmi_drl
-from ends import until
+from gmi_drl import launching
 from gmi_drl.cli import main
 from gmi_drl.launcher.plan.planning import planned
 from gmi_drl.placement import ConfigError, load_config
@@ -23,18 +23,32 @@ from gmi_drl.placement.config.yaml_text import write_yaml
 from gmi_drl.placement.slicing import memory_share
 from gmi_drl.seeds import launch as seeds_launch
 from gmi_drl.seeds.shares import SeedsError, device_shares, shared_gpus
+from waits import until
 
 UNTIMED = ("iteration", "steps", "return_mean", "episodes", "kl", "policy_loss", "value_loss")
 
 PICKY = """
+import json, os, signal
 import gmi_drl
 
 class Picky(gmi_drl.Holistic):
     def make_policy(self, env, generator):
-        if self.mgr.context.config.run.seed == 4:
+        seed, folder = self.mgr.context.config.run.seed, self.mgr.context.folder
+        if seed == 3:
+            launcher = json.loads((folder / "run.json").read_text())["pid"]
+            os.kill(launcher, signal.SIGKILL)
+        if seed == 4:
             raise ValueError("seed 4 is not to my taste")
         return super().make_policy(env, generator)
 """
+
+
+class Noted(gmi_drl.Holistic):
+    """Leaves a note that it was there."""
+
+    def make_policy(self, env, generator):
+        (self.mgr.context.folder / "noted").touch()
+        return super().make_policy(env, generator)
 
 
 @pytest.fixture
@@ -71,9 +85,12 @@ def test_seeds_one_after_another_are_what_each_is_alone(config, tmp_path):
         def on_end(self, end):
             self.file.write_text(end.state)
 
-    result = gmi_drl.launch(config, seeds=2, view="none", callbacks=[Writes()])
+    result = gmi_drl.launch(
+        config, seeds=2, view="none", callbacks=[Writes()], roles={"trainer": Noted}
+    )
     assert [(tmp_path / f"seed{seed}").read_text() for seed in (3, 4)] == ["finished"] * 2
     assert [(run.seed, run.state) for run in result.runs] == [(3, "finished"), (4, "finished")]
+    assert all((run.folder / "noted").exists() for run in result.runs)
     alone = gmi_drl.launch(config, overrides=["run.seed=4", "run.name=alone"], view="none")
     assert metrics_of(result.runs[1].folder) == metrics_of(alone.folder)
     assert metrics_of(result.runs[0].folder) != metrics_of(alone.folder)
@@ -86,22 +103,35 @@ def test_seeds_one_after_another_are_what_each_is_alone(config, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_seed_that_fails_is_told_and_the_others_go_on(config, tmp_path, capsys):
+def test_seeds_that_fail_or_whose_launcher_dies_are_told_and_the_others_go_on(
+    config, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "picky.py").write_text(PICKY)
+    launch, results = launching.launch, []
+
+    def noted(*args, **options):
+        results.append(launch(*args, **options))
+        return results[-1]
+
+    monkeypatch.setattr(launching, "launch", noted)
     words = ["launch", str(config), "--seeds", "3", "--parallel", "2", "--plain"]
     code = main.main([*words, "--set", "roles.trainer=picky:Picky", "--set", "run.max_restarts=0"])
     out = capsys.readouterr().out
     assert code == 1, out
+    assert "seed 3 failed" in out
     assert "seed 4 failed" in out
     assert "not to my taste" in out
-    assert "3 seeds: 2 finished, 1 failed" in out
+    assert "3 seeds: 2 failed, 1 finished" in out
     assert "seed 5  iteration" in out
     page = next(line for line in out.splitlines() if line.startswith("comparison: "))
     assert Path(page.removeprefix("comparison: ")).is_file()
-    states = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("pole/*/run.json")]
-    assert sorted((one["seed"], one["state"]) for one in states) == [
-        (3, "finished"), (4, "failed"), (5, "finished")
-    ]  # fmt: skip
+    (result,) = results
+    assert result.state == "failed"
+    assert [run.state for run in result.runs] == ["failed", "failed", "finished"]
+    assert "its launcher died by signal SIGKILL" in result.runs[0].error
+    states = [json.loads((run.folder / "run.json").read_text()) for run in result.runs]
+    assert [one["seed"] for one in states] == [3, 4, 5]
+    assert [one["state"] for one in states[1:]] == ["failed", "finished"]
 
 
 def started(config, *words, before=()):
@@ -167,26 +197,6 @@ def test_launches_end_when_the_one_who_started_them_is_killed(config, tmp_path):
         return [state for state, _ in states_in(tmp_path / "runs").values()] == ["stopped"] * 2
 
     until(ended, "both launches have stopped", 40)
-
-
-class Murder(gmi_drl.Holistic):
-    """Kills the launcher of seed 3 when it makes its policy."""
-
-    def make_policy(self, env, generator):
-        if self.mgr.context.config.run.seed == 3:
-            state = json.loads((self.mgr.context.folder / "run.json").read_text())
-            os.kill(state["pid"], signal.SIGKILL)
-        return super().make_policy(env, generator)
-
-
-@pytest.mark.slow
-def test_a_launcher_that_dies_is_a_failed_seed_and_roles_are_given_as_classes(config, capsys):
-    result = gmi_drl.launch(config, seeds=2, view="plain", roles={"trainer": Murder})
-    assert [run.state for run in result.runs] == ["failed", "finished"]
-    assert "its launcher died by signal SIGKILL" in result.runs[0].error
-    assert result.runs[0].folder is not None
-    assert "seed 3 failed" in capsys.readouterr().out
-    assert result.state == "failed"
 
 
 def test_a_faulty_config_is_refused_before_anything_starts(config, tmp_path):

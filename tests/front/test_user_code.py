@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import bodies_spaces
-from ends import until
 from gmi_drl import launch
 from gmi_drl.cli import main
 from gmi_drl.launcher.plan import user_code
@@ -24,6 +23,7 @@ from gmi_drl.roles.policies.description import described
 from gmi_drl.roles.policies.networks import actor_critic_of
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.state import checkpoint
+from waits import until
 
 OWN = Path(bodies_spaces.__file__)
 
@@ -51,10 +51,10 @@ def test_sizes_are_those_of_the_environment():
 
 
 def test_a_config_may_be_longer_than_a_command_line():
-    rows = ["S" + "F" * 399, *["F" * 400] * 398, "F" * 399 + "G"]
-    env = {"id": "FrozenLake-v1", "num_env": 2, "options": {"desc": rows}}
+    words = "a b " + 400_000 * "c"
+    env = {"id": "bodies_spaces:Told-v0", "num_env": 2, "options": {"text": words}}
     tried = try_user_code(load_config({"version": 1, "env": env}), OWN.parent)
-    assert (tried.faults, tried.sizes.observation) == ([], 160_000)
+    assert (tried.faults, tried.sizes.observation) == ([], 3)
 
 
 def test_an_environment_that_ends_its_process_is_told_how():

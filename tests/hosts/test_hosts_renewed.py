@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from operator import ge
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -21,7 +22,6 @@ from bodies_scripted import (
     launched,
     three_hosts,
 )
-from bodies_tasks import until
 from gmi_drl.comm.transports import PeerInfo
 from gmi_drl.launcher.hosts import cluster as clusters
 from gmi_drl.launcher.hosts import drains
@@ -30,9 +30,11 @@ from gmi_drl.launcher.hosts.cluster_watch import ClusterWatch
 from gmi_drl.launcher.hosts.gang import HostsGang
 from gmi_drl.launcher.hosts.messages import HostLost, Report
 from gmi_drl.launcher.hosts.placement_group import bundles_of
+from gmi_drl.launcher.start import jobs
 from gmi_drl.launcher.watch import watchdog
 from gmi_drl.placement import Topology, load_config
 from gmi_drl.roles.state.request import is_requested
+from waits import until
 
 
 @pytest.mark.parametrize(
@@ -96,6 +98,18 @@ def test_hosts_are_spoken_to_while_another_one_starts(monkeypatch):
         monkeypatch.setattr(Late, "hosts", hosts)
         with clusters.joined(load_config(config)) as found:
             assert len(found.hosts) == 3
+
+
+def test_hosts_are_spoken_to_while_code_of_the_user_is_tried(tmp_path, monkeypatch):
+    with three_hosts(monkeypatch, agent=Scripted) as (hosts, config):
+
+        def tried(*_):
+            enough = [host.asked["tell"] + 2 for host in hosts]
+            until(lambda: all(map(ge, (host.asked["tell"] for host in hosts), enough)))
+            return []
+
+        monkeypatch.setattr(jobs, "_user_code_faults", tried)
+        assert launched(config, tmp_path, Once()).state == "stopped"
 
 
 @pytest.mark.parametrize("what", ["facts", "clock", "tell", "talk"])
