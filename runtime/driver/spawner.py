@@ -105,10 +105,10 @@ class Spawner:
 
     def _not_started(self, device: int, error: ForkServerError) -> None:
         """Fails a device's queued tasks unless it has another worker that does not wait for one."""
+        self._tell(events.WorkerNotStarted(device))
         workers = [p for p in self.processes.values() if p.actor is None and p.device == device]
         if all(worker.blocked for worker in workers):
             self._driver.tasks.fail_queued(error, device)
-        self._tell(events.WorkerNotStarted(device))
 
     def stop_worker(self, stop: events.StopWorker) -> None:
         """Ends an idle worker."""

@@ -95,7 +95,10 @@ class WorkerStarted:
 
 @dataclass(slots=True)
 class WorkerNotStarted:
-    """A worker could not be started; the next event of its device may ask for it again."""
+    """A worker could not be started; the next event of its device may ask for it again.
+
+    Meanwhile tasks that may run on another device with a worker go there.
+    """
 
     device: int
 

@@ -70,6 +70,11 @@ class LocalScheduler:
         self.starting = 0
         self.actors = 0
 
+    @property
+    def has_worker(self) -> bool:
+        """Tells whether there is a worker that waits for nothing."""
+        return any(not worker.blocked for worker in self.workers.values())
+
     # What comes in
 
     def accept(self, entry: Submitted, now_s: float, out: Out) -> None:

@@ -183,7 +183,22 @@ class Scheduler:
         local.dispatch(now_s, out)
 
     def _not_started(self, event: events.WorkerNotStarted, now_s: float, out: Out) -> None:
-        self._locals[event.device].starting -= 1
+        """Moves the tasks of a device without a worker to others that have one, where they may be.
+
+        Workers that wait are none: it may be for these tasks.
+        """
+        local = self._locals[event.device]
+        local.starting -= 1
+        if local.has_worker:
+            return
+        others = [other for other in self._locals.values() if other.has_worker]
+        lines = local.queue.active.values()
+        for entry in [entry for line in lines for entry in line.entries.values()]:
+            able = [other for other in others if other.resources.will_come(entry.want)]
+            if isinstance(entry, Submitted) and entry.pinned is None and able:
+                local.queue.take(entry)
+                waits_s = [self._global.wait_s(other, entry.function, entry.want) for other in able]
+                able[waits_s.index(min(waits_s))].accept(entry, now_s, out)
 
     def _worker_lost(self, event: events.WorkerLost, now_s: float, out: Out) -> None:
         worker = self._workers.pop(event.worker, None)
