@@ -320,6 +320,8 @@ class Worker:
             }
             while (message := self.connection.next_call()) is not None:
                 pools[self._group(message)].submit(answer, message)
+            for pool in pools.values():  # calls that wait for a thread are not run any more
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def _group(self, message: framing.Message) -> str:
         """Returns the concurrency group of a call; "" if unknown, which `target` refuses."""
@@ -342,8 +344,10 @@ class Worker:
                 running[number] = task, context
                 task.add_done_callback(functools.partial(done, number))
                 cancel(number)
-            for task, _ in running.values():
+            tasks = [task for task, _ in running.values()]
+            for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # they may have to clean up
 
         def done(number: int, task: asyncio.Task[None]) -> None:
             del running[number]

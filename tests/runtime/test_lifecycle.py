@@ -1,5 +1,6 @@
 """Starting and ending: of the runtime, of actors, of whoever goes first; and what is left after."""
 
+import asyncio
 import contextlib
 import os
 import pickle
@@ -185,6 +186,40 @@ def test_stop_ends_what_does_not_listen(fresh):
     ends = [runtime.get(runtime.death(actor), 0) for actor in actors]
     assert [end.signal for end in ends] == [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]
     assert "the test says so" in str(ends[0])
+
+
+def test_an_async_call_that_is_cut_off_by_stop_cleans_up(fresh, tmp_path):
+    class Cleans:
+        async def run(self):
+            bodies_tasks.mark(tmp_path / "runs")
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0)
+                bodies_tasks.mark(tmp_path / "clean")
+
+    actor = runtime.remote(Cleans).remote()
+    ref = actor.run.remote()
+    bodies_tasks.until(lambda: bodies_tasks.marks(tmp_path / "runs"))
+    runtime.stop(actor, LONG)
+    assert bodies_tasks.marks(tmp_path / "clean") == 1
+    with pytest.raises(runtime.TaskCancelledError):
+        runtime.get(ref, LONG)
+
+
+def test_calls_that_wait_for_a_thread_of_an_actor_are_not_run_once_it_is_stopped(fresh, tmp_path):
+    class Runs:
+        def run(self, name):
+            bodies_tasks.mark(tmp_path / name)
+            while not runtime.stop_requested():
+                time.sleep(0.001)  # between two looks
+
+    actor = runtime.remote(Runs).options(max_concurrency=2).remote()
+    refs = [actor.run.remote("runs" if number < 2 else "waits") for number in range(20)]
+    bodies_tasks.until(lambda: bodies_tasks.marks(tmp_path / "runs") == 2)
+    runtime.stop(actor, LONG)
+    runtime.wait(refs, len(refs), LONG)
+    assert bodies_tasks.marks(tmp_path / "waits") == 0
 
 
 def test_a_thread_that_does_not_end_cannot_hold_up_stop(fresh):
