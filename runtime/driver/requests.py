@@ -242,8 +242,8 @@ class Requests:
                 self._keep_results(process, task)
                 text = str(error).splitlines()[0]
                 self._gcs.put(EventRow(time.time(), "task retried", task.id, text))
-            else:
-                task.attempts = max(0, task.attempts - 1)
+            elif number < len(calls):  # else it was not sent
+                task.attempts -= 1
             self._tasks.queue(task)
 
     def _keep_results(self, process: Process, task: TaskSpec) -> None:

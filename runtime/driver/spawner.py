@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -255,7 +256,10 @@ class Spawner:
         if self._loop.commands:  # calls sent directly are noted before their answers
             self._loop.obey()
         for message in messages:
-            self._driver.requests.handle(process, message)
+            try:
+                self._driver.requests.handle(process, message)
+            except Exception:  # a bad message must not stop those behind it
+                traceback.print_exc(file=sys.stderr)
         return bool(messages), open
 
     def gone(self, process: Process) -> None:

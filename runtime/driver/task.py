@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,11 +72,28 @@ class TaskSpec:
         )  # fmt: skip
 
     def packed(self) -> bytes:
-        """Returns its pickled fields."""
+        """Returns its pickled fields; `retry_exceptions` are packed, as not all can import them."""
+        *others, options, demand, submitted_s = self.fields()
+        classes = getattr(options, "retry_exceptions", False)
+        if isinstance(classes, tuple):
+            packed = packing.pack_plain(classes, f"the retry_exceptions of {self.name}")
+            options = copy.copy(options)
+            object.__setattr__(options, "retry_exceptions", packed)  # no user's, to be checked
+        return pickle.dumps((*others, options, demand, submitted_s), 5)
+
+    def unpack_options(self) -> None:
+        """Unpacks `retry_exceptions`; ValueError if this process cannot import them."""
+        classes = getattr(self.options, "retry_exceptions", False)
+        if not isinstance(classes, bytes):
+            return
         try:
-            return pickle.dumps(self.fields(), 5)
-        except Exception:  # `retry_exceptions` may name a class that cannot be imported
-            return packing.pack_plain(self.fields(), f"the options of {self.name}")
+            unpacked = packing.unpack(classes, f"the retry_exceptions of {self.name}")
+        except Exception as error:
+            raise ValueError(
+                f"{self.name}: the process that called init() cannot import its retry_exceptions "
+                f"({type(error).__name__}: {error}). Extend sys.path there, too, or use True."
+            ) from None
+        self.options = dataclasses.replace(self.options, retry_exceptions=unpacked)
 
     def __conform__(self, _: object) -> bytes:
         """Returns what the control store keeps of it: all that is needed to run it again."""

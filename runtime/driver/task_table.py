@@ -139,6 +139,11 @@ class TaskTable:
         if self._spawner.broken:
             self.fail(task, self._spawner.unavailable())
             return
+        try:
+            task.unpack_options()
+        except ValueError as error:
+            self.fail(task, error)
+            return
         task.state = states.QUEUED
         function, pinned_device = task.function, task.options.device
         assert isinstance(function, bytes)

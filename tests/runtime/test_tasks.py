@@ -1,6 +1,8 @@
 """Tasks: results, several results, generators, waiting, errors, and what is run again."""
 
 import os
+import sys
+import types
 from datetime import timedelta
 
 import numpy as np
@@ -284,6 +286,37 @@ def test_a_task_can_call_others_with_such_a_class(shared, tmp_path):
         return runtime.get(again.remote(path, 2, Flaky))
 
     assert runtime.get(task(calls).remote(tmp_path / "n"), LONG) == 3
+
+
+def test_a_task_says_that_the_driver_cannot_import_what_its_calls_are_tried_again_for(tmp_path):
+    (tmp_path / "only_there.py").write_text("class Flaky(Exception):\n    pass\n")
+
+    def calls():
+        sys.path.append(str(tmp_path))
+        import only_there
+
+        sys.path.remove(str(tmp_path))
+        flaky = runtime.remote(bodies.add).options(retry_exceptions=(only_there.Flaky,))
+        return runtime.get([runtime.remote(bodies.add).remote(1), flaky.remote(2)], 20)
+
+    with pytest.raises(ValueError, match=r"cannot import its retry_exceptions \(.*only_there") as e:
+        runtime.get(task(calls).remote(), LONG)
+    assert "add: the process that called init()" in str(e.value)
+
+
+def test_a_message_that_cannot_be_handled_does_not_stop_those_behind_it(shared, monkeypatch):
+    handled = []
+
+    def handle(process, message):
+        handled.append(message)
+        if message == "bad":
+            raise ValueError
+
+    monkeypatch.setattr(shared.requests, "handle", handle)
+    channel = types.SimpleNamespace(read=lambda: (["bad", "good"], True))
+    process = types.SimpleNamespace(channel=channel)
+    assert shared.loop.ask(lambda then: then(shared.spawner._read(process))) == (True, True)
+    assert handled == ["bad", "good"]
 
 
 def test_nothing_is_left_of_two_thousand_tasks(shared):
