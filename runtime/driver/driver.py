@@ -239,7 +239,14 @@ class Driver:
 
     def request(self, method: str, *args: Any) -> Any:
         """Makes a request as a process would, from the driver itself."""
-        return self.loop.ask(lambda then: self.requests.answer(None, method, args, then))
+
+        def give_back(_: object) -> None:
+            if method == "create":  # room for a value that is not written, after an interrupt
+                self.objects.abandon(args[0])
+
+        return self.loop.ask(
+            lambda then: self.requests.answer(None, method, args, then), unwanted=give_back
+        )
 
     def start_actor(self, creation: TaskSpec, **details: Any) -> Actor:
         """Adds a new actor, counted as one handle; returns at once."""

@@ -1,6 +1,7 @@
 """Values: immutable, shared without copies, on disk when memory is short, made again when lost."""
 
 import os
+import signal
 import threading
 from datetime import timedelta
 
@@ -348,6 +349,25 @@ def test_what_is_looked_at_for_a_while_is_waited_for(small, monkeypatch):
     bodies.until(lambda: put and got, "what waited for room")
     assert runtime.get(total, LONG) == 7 * 3 * MIB
     assert (runtime.get(put[0], LONG)[0], got[0]) == (2, 7)
+
+
+def test_a_put_that_is_interrupted_while_it_waits_for_room_takes_none(small, monkeypatch):
+    monkeypatch.setattr(room_requests, "PINNED_S", 3600.0)
+    view = runtime.get(runtime.put(np.ones(3 * MIB)), LONG)
+    main = threading.get_ident()
+
+    def interrupt():
+        bodies.until(lambda: small.objects.room_requests, "a put() without room")
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        runtime.put(np.ones(3 * MIB))
+    thread.join()
+    assert view.all()
+    del view
+    bodies.until(lambda: not small.objects.store.used_bytes, "memory free")
 
 
 def test_memory_that_nobody_uses_any_more_is_given_back(stopped, monkeypatch):
