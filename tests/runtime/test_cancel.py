@@ -31,6 +31,41 @@ def test_a_queued_task_is_never_run(tmp_path):
     assert not any(bodies.marks(tmp_path / f"{i}") for i in range(5))
 
 
+def test_a_task_can_be_cancelled_as_soon_as_it_is_submitted(tmp_path):
+    for number in range(40):
+        ref = runtime.remote(bodies.sleeps).remote(tmp_path / f"{number}")
+        runtime.cancel(ref)
+        assert cancelled(ref)
+
+
+def test_what_a_method_calls_before_it_hears_that_it_was_cancelled_is_not_kept(shared, tmp_path):
+    class Calls:
+        def wait(self):
+            bodies.wait_for_file(tmp_path / "go")
+
+        def call(self):
+            ref = runtime.remote(bodies.add).remote(1)
+            bodies.sleeps(tmp_path / "n")
+            return ref
+
+    actor = runtime.remote(Calls).options(max_restarts=1).remote()
+    first, second = actor.wait.remote(), actor.call.remote()
+    entry = shared.actors.table[actor._id]
+    bodies.until(lambda: entry.process and len(entry.process.calls) == 2, "both calls are sent")
+    gate = threading.Event()
+    shared.post(gate.wait)  # and so does not read that the first has ended
+    (tmp_path / "go").touch()
+    bodies.pid_in(tmp_path / "n")
+    cancels = threading.Thread(target=runtime.cancel, args=(second,))
+    cancels.start()
+    bodies.until(lambda: shared.loop.commands, "the cancellation waits")
+    gate.set()
+    cancels.join()
+    assert cancelled(second)
+    runtime.get(first, LONG)
+    runtime.kill(actor)
+
+
 def test_a_task_whose_inputs_are_not_there_yet_is_never_run(tmp_path):
     hog = runtime.remote(bodies.wait_for_file).remote(tmp_path / "go")
     waiting = runtime.remote(bodies.plus).remote(hog, 1, tmp_path / "ran")
