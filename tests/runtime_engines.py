@@ -102,6 +102,7 @@ DIFFERENT = {
         "test_shared_memory_goes_both_ways": MEMFD,
     },
     "test_cancel.py": {
+        "test_what_a_method_calls_before_it_hears_that_it_was_cancelled_is_not_kept": LOOKS,
         "test_what_a_cancelled_task_has_called_is_cancelled_with_it": LOOKS,
         "test_what_a_cancelled_call_calls_later_is_cancelled_with_it": RUNNING_METHOD,
         "test_a_cancelled_call_can_call_others_to_clean_up[method]": RUNNING_METHOD,

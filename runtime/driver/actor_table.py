@@ -61,8 +61,7 @@ class ActorTable:
             self.names[actor.registered] = actor
         self.table[actor.id] = actor
         process = self._spawner.processes.get(caller)
-        if creation.parent and process is not None and process.is_logged:
-            # When its caller is run again it must find the same actor.
+        if self._tasks.is_kept_for_caller(creation, process):
             objects.hold(actor.id, ("task", creation.parent))
         objects.hold_for(caller, actor)
         slot = Slot(ids.result(creation.id), f"{actor.name}.__init__", creation)

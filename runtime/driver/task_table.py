@@ -51,14 +51,17 @@ class TaskTable:
         if task.actor and task.parent in self.live:
             self._callers.add(task.parent)
         process = self._spawner.processes.get(caller) if caller else None
-        is_logged = process is not None and process.is_logged and task.parent
-        if task.parent in self._callers or is_logged:
-            # When its caller is run again it must find the same task.
+        if task.parent in self._callers or self.is_kept_for_caller(task, process):
             for slot in task.slots:
                 self._objects.hold(slot.id, ("task", task.parent))
         self.begin(task)
         if caller and task.id in self.live and self._is_parent_cancelled(task, process):
             self._cancel(task, False)
+
+    def is_kept_for_caller(self, task: TaskSpec, process: Process | None) -> bool:
+        """Tells whether its caller, if it is run again, must find the same task, or actor."""
+        is_logged = process is not None and process.is_logged and bool(task.parent)
+        return is_logged and not self._is_parent_cancelled(task, process)
 
     def _is_parent_cancelled(self, task: TaskSpec, process: Process | None) -> bool:
         parent = self.live.get(task.parent)

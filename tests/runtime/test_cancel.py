@@ -1,5 +1,6 @@
 """Taking calls back: queued ones, running ones, and what they have called."""
 
+import threading
 from datetime import timedelta
 
 import pytest
