@@ -218,6 +218,17 @@ def count_to(number, gate=None, fail_at=None, size=None):
         yield i if size is None else np.full(size, i)
 
 
+def reads_generator(number, read, go):
+    """Reads all that `count_to` yields, marks `read`, waits for the file `go`; returns the sum."""
+    items = runtime.remote(count_to).remote(number, size=20_000)
+    total = sum(float(runtime.get(item)[0]) for item in items)
+    runtime.put(total)  # with which it tells what it has dropped
+    mark(read)
+    wait_for_file(go)
+    del items  # it is held until then
+    return total
+
+
 def call_add(actor, number):
     return runtime.get(actor.add.remote(number))
 

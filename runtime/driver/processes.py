@@ -83,6 +83,13 @@ class Process:
         """Tells whether its calls must be recognised when they are made again after a crash."""
         return self.actor is not None and self.actor.keeps_log
 
+    @property
+    def may_run_again(self) -> bool:
+        """Tells whether the call that it runs is run again if the process dies."""
+        if self.actor is not None:
+            return self.actor.options.max_restarts != 0
+        return any(task.retries for task in itertools.islice(self.calls.values(), 1))
+
     def send(self, kind: Kind, id: int, value: Any) -> None:
         """Queues a frame with a pickled body."""
         self.channel.queue(framing.frame(kind, id, pickle.dumps(value, 5)))

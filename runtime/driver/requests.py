@@ -85,6 +85,8 @@ class Requests:
             self._dispatch.returned(process, pickle.loads(message.body))
         elif kind == Kind.CHECKPOINT:
             self._actors.checkpointed(process, *pickle.loads(message.body))
+        elif kind == Kind.TAKEN and not process.may_run_again:  # else it reads all of them again
+            self._tasks.taken(*pickle.loads(message.body))
 
     def put(self, slot: Slot, place: Place, refs: Sequence[bytes], caller: int) -> None:
         """Keeps a value that a process has put."""

@@ -34,7 +34,7 @@ class Kind(enum.IntEnum):
     #   attempt, failures, replayed, details: of a task, its resources and GPUs (None: one CPU);
     #   of a method, what its options are instead of the class's, packed)
     VALUE = 4  # (object, place, failed)
-    READY = 5  # (object, failed): it is ready; its value can be asked for
+    READY = 5  # (object, whether it is in the store): it is ready; its value can be asked for
     REPLY = 6  # id: the request's number; (failed, what it gave)
     # driver -> process, on the second socket
     ASK_STOP = 8  # sets stop_requested()
@@ -56,6 +56,7 @@ class Kind(enum.IntEnum):
     REQUEST = 27  # id: its number; (method, arguments)
     RETURNED = 28  # numbers of calls that were not begun
     CHECKPOINT = 29  # (sequence number of the last method, place, references)
+    TAKEN = 30  # (object, generator): the one reader of the generator has got this result
     # driver -> fork server
     SPAWN = 32  # SpawnRequest, with the process's ends of its sockets
     SIGNAL = 33  # signal number, for the whole process group

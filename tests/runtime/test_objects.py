@@ -199,6 +199,33 @@ def test_what_a_generator_has_given_is_free_once_it_was_read_and_dropped(shared,
     assert len(shared.objects.slots) == 2  # the end, and what would come next
 
 
+@pytest.mark.parametrize("calls", ["task", "method"])
+def test_what_a_call_that_is_not_run_again_has_read_of_a_generator_is_free(shared, tmp_path, calls):
+    class Reader:
+        def read(self, *args):
+            return bodies.reads_generator(*args)
+
+    reads = runtime.remote(bodies.reads_generator).options(max_retries=0)
+    if calls == "method":
+        reads = runtime.remote(Reader).remote().read
+    ref = reads.remote(3, tmp_path / "read", tmp_path / "go")
+    bodies.until(lambda: bodies.marks(tmp_path / "read"), "it has read all")
+    bodies.until(lambda: shared.post(int) or not shared.objects.store.used_bytes, "memory free")
+    (tmp_path / "go").touch()
+    assert runtime.get(ref, LONG) == 3
+
+
+def test_a_task_that_is_run_again_reads_all_of_a_generator_again(shared, tmp_path):
+    def reads():
+        items = runtime.remote(bodies.count_to).remote(3, size=20_000)
+        read = [float(runtime.get(item)[0]) for item in items]
+        bodies.dies_at_first(tmp_path / "n", 1)
+        return read
+
+    assert runtime.get(runtime.remote(reads).remote(), LONG) == [0, 1, 2]
+    assert bodies.marks(tmp_path / "n") == 2
+
+
 def test_a_generator_that_two_read_gives_all_to_both(shared):
     items = runtime.remote(bodies.count_to).remote(3, size=20_000)
     read = runtime.remote(lambda box: [float(runtime.get(ref)[0]) for ref in box[0]])
