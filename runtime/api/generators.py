@@ -11,7 +11,7 @@ from typing import Any
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.errors import ActorRuntimeError
 
-from .refs import ObjectRef, Slot, arrival, get_value, received, running, wait_for
+from .refs import ObjectRef, Slot, arrival, get_value, received, running, unwant, wait_for
 
 
 class ObjectRefGenerator:
@@ -113,7 +113,7 @@ def wait_for_mixed(
     finally:
         for slot, arrived in watched:
             slot.unwatch(arrived)
-        runtime.unwant()
+        unwant([slot for slot, _ in watched])
     ready: list[ObjectRef | ObjectRefGenerator] = []
     pending: list[ObjectRef | ObjectRefGenerator] = []
     for item, stand_in in zip(waited, stand_ins, strict=True):

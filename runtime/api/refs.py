@@ -250,6 +250,15 @@ async def arrival(slots: Sequence[Slot]) -> None:
     finally:
         for slot in watched:
             slot.unwatch(waker)
+        if len(watched) == len(slots):
+            unwant(watched)
+
+
+def unwant(slots: Sequence[Slot]) -> None:
+    """Tells the runtime which of these are not waited for any more, by any thread."""
+    left = [slot for slot in slots if not slot.done and not slot.is_watched]
+    if left and current is not None:
+        current.unwant(left)
 
 
 def seconds(timeout: timedelta | float | None) -> float | None:
@@ -316,8 +325,7 @@ def wait_for(
         finally:
             for ref in pending_now:
                 ref.slot.unwatch(gate.arrived)
-            if current is not None and missing < len(pending_now):
-                current.unwant()
+            unwant([ref.slot for ref in pending_now])
     ready: list[ObjectRef] = []
     pending: list[ObjectRef] = []
     for ref in refs:
@@ -329,11 +337,13 @@ def get_values(refs: Sequence[ObjectRef], timeout: timedelta | float | None) -> 
     """Returns the values of `refs`; `timeout` is for all of them together."""
     limit_s = seconds(timeout)
     deadline_s = None if limit_s is None else time.monotonic() + limit_s
-    if current is not None:
-        absent = [ref.slot for ref in refs if ref.slot.state != HERE]
-        if absent:
-            current.want(absent, True)
-    return [_get(ref.slot, deadline_s, limit_s) for ref in refs]
+    absent = [ref.slot for ref in refs if ref.slot.state != HERE]
+    if absent and current is not None:
+        current.want(absent, True)
+    try:
+        return [_get(ref.slot, deadline_s, limit_s) for ref in refs]
+    finally:
+        unwant(absent)  # those behind one that has failed, or is late
 
 
 def get_value(ref: ObjectRef, timeout: timedelta | float | None = None) -> Any:
@@ -348,8 +358,11 @@ def _get(slot: Slot, deadline_s: float | None, limit_s: float | None) -> Any:
         gate = Gate(1)
         if not slot.watch(gate.arrived, here=True):
             break
-        if not _block(gate, left_s):
+        try:
+            is_open = _block(gate, left_s)
+        finally:
             slot.unwatch(gate.arrived)
+        if not is_open:
             if limit_s is None or current is None:
                 raise NotRunningError(f"the runtime has ended before {slot.call} had answered.")
             raise GetTimeoutError(

@@ -152,7 +152,7 @@ class Driver:
     def want(self, slots: Sequence[Slot], values: bool) -> None:
         """Does nothing, as every slot of the driver is filled by itself."""
 
-    def unwant(self) -> None:
+    def unwant(self, slots: Sequence[Slot]) -> None:
         """Does nothing, as nothing was wanted."""
 
     def notify(self, slots: Sequence[Slot]) -> None:

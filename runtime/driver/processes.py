@@ -84,6 +84,11 @@ class Process:
         return self.actor is not None and self.actor.keeps_log
 
     @property
+    def runs_one_call(self) -> bool:
+        """Tells whether no other of its calls can have begun before the first is answered."""
+        return self.actor is None or not self.actor.is_concurrent or len(self.calls) == 1
+
+    @property
     def may_run_again(self) -> bool:
         """Tells whether the call that it runs is run again if the process dies."""
         if self.actor is not None:

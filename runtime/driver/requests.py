@@ -44,6 +44,9 @@ class Requests:
         """Handles one message of a process."""
         kind = message.kind
         if kind == Kind.RESULT or kind == Kind.ERROR or kind == Kind.RESULTS:
+            if process.blocked and process.runs_one_call:  # it was cancelled while it waited
+                process.wanted.clear()
+                self._maybe_unblocked(process)
             self._tasks.answered(process, message)
             if process.to_send and not process.calls:
                 self._loop.defer(lambda: self._dispatch.proceed(process))
@@ -69,7 +72,7 @@ class Requests:
         elif kind == Kind.WANT:
             self._want(process, *pickle.loads(message.body))
         elif kind == Kind.UNWANT:
-            process.wanted.clear()
+            process.wanted.difference_update(pickle.loads(message.body))
             self._maybe_unblocked(process)
         elif kind == Kind.REQUEST:
             self._request(process, message)

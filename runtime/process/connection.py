@@ -119,7 +119,6 @@ class Connection:
             return True
         if timeout_s is not None and timeout_s < _ROUND_TRIP_S:
             self.request("nothing")  # when this is answered, all that is ready has been told
-        self.unwant()
         return gate.open
 
     def notify(self, slots: Sequence[Slot]) -> None:
@@ -136,8 +135,11 @@ class Connection:
 
     check = staticmethod(check_host)
 
-    def unwant(self) -> None:
-        self._send(Kind.UNWANT, 0, None)
+    def unwant(self, slots: Sequence[Slot]) -> None:
+        """Takes back `want` and `notify`."""
+        self._notified.difference_update(slots)
+        if ids := [slot.id for slot in slots if slot.id]:
+            self._send(Kind.UNWANT, 0, ids)
 
     def stored(self, slot: Slot, deadline_s: float | None) -> packing.Part:
         place: Place = self.request("pin", slot.id)

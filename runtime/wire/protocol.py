@@ -50,7 +50,7 @@ class Kind(enum.IntEnum):
     SUBMIT = 21  # the fields of a TaskSpec
     PUT = 22  # (object, place, references)
     WANT = 23  # (objects, whether their values are wanted, or only READY)
-    UNWANT = 24  # objects
+    UNWANT = 24  # objects that were wanted
     COUNTS = 25  # [(id, +1 or -1)]: references and handles taken and dropped
     UNPIN = 26  # objects that are no longer viewed
     REQUEST = 27  # id: its number; (method, arguments)

@@ -1,5 +1,7 @@
 """Tasks that call tasks, and wait for them: deeper than there are workers, and never stuck."""
 
+import asyncio
+import contextlib
 from datetime import timedelta
 
 import numpy as np
@@ -71,6 +73,71 @@ def test_a_task_that_goes_on_after_wait_counts_as_running_again(shared, tmp_path
     bodies.until(lambda: not any(p.blocked for p in shared.processes.values()), "nobody blocked")
     (tmp_path / "go").touch()
     runtime.get(ref, LONG)
+
+
+def test_a_task_goes_on_behind_get_that_has_raised_and_counts_as_running_again(shared, tmp_path):
+    def outer():
+        late = runtime.remote(bodies.wait_for_file).remote(tmp_path / "go")
+        with contextlib.suppress(ZeroDivisionError):
+            runtime.get([runtime.remote(bodies.raises).remote(ZeroDivisionError), late])
+        bodies.mark(tmp_path / "on")
+        bodies.wait_for_file(tmp_path / "go")
+
+    ref = runtime.remote(outer).remote()
+    bodies.until(lambda: bodies.marks(tmp_path / "on"))
+    bodies.until(lambda: not any(p.blocked for p in shared.processes.values()), "nobody blocked")
+    (tmp_path / "go").touch()
+    runtime.get(ref, LONG)
+
+
+def test_threads_of_an_actor_wait_each_for_their_own(shared, tmp_path):
+    class Waits:
+        def for_file(self):
+            late = runtime.remote(bodies.wait_for_file).remote(tmp_path / "go")
+            return runtime.get(late)
+
+        def for_moment(self, refs):
+            return runtime.wait(refs, timeout=0.0)[0]
+
+    actor = runtime.remote(Waits).options(max_concurrency=2).remote()
+    hog = runtime.remote(bodies.wait_for_file).remote(tmp_path / "go")
+    ref = actor.for_file.remote()
+    bodies.until(lambda: any(p.blocked for p in shared.processes.values()), "it waits")
+    assert runtime.get(actor.for_moment.remote([hog]), LONG) == []
+    assert any(p.blocked for p in shared.processes.values())
+    (tmp_path / "go").touch()
+    runtime.get([ref, hog], LONG)
+
+
+def test_a_task_after_one_that_was_cancelled_while_it_waited_lends_its_cpu(shared, tmp_path):
+    hog = runtime.remote(bodies.wait_for_file).remote(tmp_path / "go")
+    waiting = runtime.remote(bodies.get_in_time).remote([hog], None)
+    bodies.until(lambda: any(p.blocked for p in shared.processes.values()), "it waits")
+    runtime.cancel(waiting)
+    with pytest.raises(runtime.TaskCancelledError):
+        runtime.get(waiting, LONG)
+    assert runtime.get(depth.remote(2), LONG) == 2
+    (tmp_path / "go").touch()
+    runtime.get(hog, LONG)
+
+
+def test_an_async_actor_that_waits_no_longer_counts_as_running_again(shared, tmp_path):
+    class Waits:
+        async def read(self, late):
+            items = [await ref async for ref in runtime.remote(bodies.count_to).remote(3)]
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(late[0], 0.01)
+            bodies.mark(tmp_path / "on")
+            await asyncio.to_thread(bodies.wait_for_file, tmp_path / "go")
+            return items
+
+    late = runtime.remote(bodies.wait_for_file).remote(tmp_path / "go")
+    actor = runtime.remote(Waits).remote()
+    ref = actor.read.remote([late])
+    bodies.until(lambda: bodies.marks(tmp_path / "on"))
+    bodies.until(lambda: not any(p.blocked for p in shared.processes.values()), "nobody blocked")
+    (tmp_path / "go").touch()
+    assert runtime.get(ref, LONG) == [0, 1, 2]
 
 
 def test_get_in_a_task_can_time_out_and_be_asked_again(tmp_path):

@@ -26,7 +26,7 @@ class ToldInPieces:
     def want(self, slots, values):
         self.wanted += [(slot.id, values) for slot in slots]
 
-    def unwant(self):
+    def unwant(self, slots):
         pass
 
     def block(self, gate, timeout_s):

@@ -34,7 +34,7 @@ class Waiter:
             if not slot.done:
                 wanted[id(slot)] = slot
 
-    def unwant(self) -> None:
+    def unwant(self, slots: Sequence[Slot]) -> None:
         self._wanted().clear()
 
     def _wanted(self) -> dict[int, Slot]:
