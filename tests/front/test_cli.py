@@ -186,6 +186,14 @@ def test_check_lists_faults_of_placement_environment_and_roles_at_once(config, c
         assert piece in line
 
 
+def test_check_refuses_a_folder_that_no_run_can_be_written_to(config, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "runs"
+    assert main.main(["check", str(config), "--set", f"run.folder={folder}"]) == 1
+    told = capsys.readouterr().err
+    assert f"run.folder='{folder}'; {tmp_path / 'file'} cannot be written to" in told
+
+
 def test_what_a_faulty_module_says_is_quoted_printably(config, capsys):
     (config.parent / "my_module.py").write_text("raise RuntimeError('\\x1b[2Jx')")
     assert main.main(["check", str(config), "--set", "roles.trainer=my_module:T"]) == 1

@@ -163,6 +163,7 @@ def _launch_seeds(
 @command
 def check(config: ConfigFile, overrides: Overrides = None) -> int:
     """List every fault of CONFIG on this machine."""
+    from gmi_drl.launcher.folder.run_folder import folder_faults
     from gmi_drl.launcher.plan.planning import faults_of
     from gmi_drl.launcher.plan.user_code import try_user_code
     from gmi_drl.placement import ConfigError, counted, load_config
@@ -182,6 +183,7 @@ def check(config: ConfigFile, overrides: Overrides = None) -> int:
             report, faults=with_places(report.faults, config, overrides or [])
         )
         faults += [*faults_of(loaded, report, auto_faults), *section_faults(loaded)]
+        faults += folder_faults(loaded)
         notes = report.notes
     if faults:
         print(f"{config}: {counted(len(faults), 'fault')}", file=sys.stderr)

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Final
 
 from gmi_drl import runtime
 from gmi_drl.errors import GmiDrlError
-from gmi_drl.placement import Config, Layout
+from gmi_drl.placement import Config, Fault, Layout
 from gmi_drl.placement.config.yaml_text import write_yaml
 from gmi_drl.runtime import shared_lock
 from gmi_drl.runtime.cache_files import replace_file
@@ -303,6 +303,16 @@ def resume_command(folder: Path) -> str:
     if not any((folder / "checkpoints").glob("iteration_*")):
         return ""
     return f"gmi-drl launch --resume {shlex.quote(str(folder))}"
+
+
+def folder_faults(config: Config) -> list[Fault]:
+    """Lists why no run can be written to `run.folder`, as far as a look at its folders tells."""
+    base = (Path(config.run.folder) / config.run.name).absolute()
+    there = next(str(path) for path in (base, *base.parents) if os.path.exists(path))
+    if os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK):
+        return []
+    remedy = "Give a folder you may write to."
+    return [Fault("run.folder", config.run.folder, f"{there} cannot be written to", remedy)]
 
 
 def new_folder(base: Path) -> Path:
