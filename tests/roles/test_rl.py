@@ -464,6 +464,19 @@ def test_an_evaluation_that_comes_too_late_is_left_out(monkeypatch):
     optimizer.close()
 
 
+def test_who_looks_at_a_policy_takes_back_nothing_that_is_pushed_meanwhile():
+    optimizer = rl.ParameterServer(rl.A2C, evaluators(rl.A2C, 1, **RAW))
+
+    def look(graph):
+        before = graph.parameters.data.detach().clone()
+        optimizer.step()  # as an evaluator pushes, which does not wait for the driver
+        return before
+
+    (before,) = optimizer.foreach_policy(look)
+    assert not torch.equal(parameters(optimizer)[0], before)
+    optimizer.close()
+
+
 class InParts(rl.A2C):
     """Has a rate for each part of its network, of which one alone takes steps."""
 

@@ -123,8 +123,10 @@ class ParameterServer(EvaluatorOptimizer):
 
     def foreach_policy(self, function: Callable[[PolicyGraph], Any]) -> list[Any]:
         self._pull()
+        before = self.graph.parameters.data.detach().clone()
         results = super().foreach_policy(function)
-        self._restore(self._saved())
+        if not torch.equal(self.graph.parameters.data, before):
+            self._restore(self._saved())  # over what has been pushed meanwhile
         return results
 
     def evaluate(self, num_env: int = 20) -> dict[str, float]:
