@@ -74,6 +74,11 @@ class Hindsight:
                 f"compute_reward gave rewards of shape {list(rewards.shape)} for {len(achieved)} "
                 f"goals; must be [{len(achieved)}]. Compute along the last axis."
             )
+        if not np.isfinite(rewards).all():
+            raise EnvError(
+                "compute_reward gave a reward that is NaN or infinite. Look for a division by zero "
+                "in it, or for goals that are not finite."
+            )
         return torch.from_numpy(rewards).to(achieved.device)
 
     def _structured(self, goals: Tensor) -> NDArray[Any]:

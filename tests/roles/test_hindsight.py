@@ -133,6 +133,13 @@ def test_rewards_of_another_shape_are_refused():
         hindsight.relabel(batch_of(2, 3, torch.zeros(2, 3, dtype=torch.bool)))
 
 
+def test_a_reward_that_is_not_finite_is_told_where_it_comes_from():
+    env = env_of(reward=lambda achieved, desired: distance(achieved, desired) / 0.0)
+    relabelled = Hindsight(env, 1.0, 1.0, torch.Generator())
+    with np.errstate(all="ignore"), pytest.raises(EnvError, match="NaN or infinite"):
+        relabelled.relabel(batch_of(4, 2, torch.zeros(4, 2, dtype=torch.bool)))
+
+
 def test_a_row_has_one_goal_and_so_one_step():
     section = {"version": 1, "env": {"id": "CartPole-v1"}}
     section["algorithm"] = {"name": "dqn", "hindsight": 0.8, "n_step": 3}
