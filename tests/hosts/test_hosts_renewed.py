@@ -36,6 +36,8 @@ from gmi_drl.placement import Topology, load_config
 from gmi_drl.roles.state.request import is_requested
 from waits import until
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 @pytest.mark.parametrize(
     ("hardware", "gpus", "wanted"),

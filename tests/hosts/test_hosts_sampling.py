@@ -15,6 +15,7 @@ from host_launches import CORES, Intruder, launched, ports
 from run_files import metrics
 from waits import until
 
+pytestmark = pytest.mark.usefixtures("warm")
 SAMPLES = 8 * 8  # of a segment
 SAMPLING = {
     "mode": "async",
