@@ -11,16 +11,17 @@ import numpy as np
 
 
 class Arrays:
-    """Computes with NumPy's arrays [N, ...]; `on_device.arrays.TorchArrays` with tensors."""
+    """Computes with NumPy's arrays [N, ...]; `on_device.arrays.TorchArrays` with tensors.
 
+    Functions that have one name in both, such as `clip` and `sin`, are those of `module`.
+    """
+
+    module: Any = np
     copy: Any = staticmethod(np.copy)
-    clip: Any = staticmethod(np.clip)
-    isfinite: Any = staticmethod(np.isfinite)
-    exp: Any = staticmethod(np.exp)
-    sin: Any = staticmethod(np.sin)
-    cos: Any = staticmethod(np.cos)
-    arcsin: Any = staticmethod(np.arcsin)
     cross: Any = staticmethod(np.cross)  # over the last axis, of 3
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
 
     def constant(self, a: Any) -> Any:
         """Returns a NumPy array of the model as an array of this kind."""

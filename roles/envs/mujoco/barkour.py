@@ -22,7 +22,7 @@ import mujoco  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import NUMPY, Arrays, conjugate, rotate, up_in
+from .arrays import conjugate, rotate, up_in
 from .robots import MODELS, RobotOptions, remove_visual_geoms, scale_servo, solve_to_convergence
 from .task import Array, Fields, Task
 
@@ -74,14 +74,13 @@ class Barkour(Task[BarkourOptions]):
     observation_size = 48
     memory_size = 3
 
-    def __init__(self, model: mujoco.MjModel, options: BarkourOptions, xp: Arrays = NUMPY) -> None:
-        super().__init__(model, options, xp)
+    def prepare(self) -> None:
+        model, o, xp = self.model, self.options, self.xp
         self._standing = xp.constant(np.array(STANDING * len(LEGS)))
         self._half = xp.constant(np.array(TRUNK_HALF))
         self._centre = xp.constant(np.array(TRUNK_CENTRE))
         self._knees = xp.rows([model.body(f"lower_leg_1to1_{leg}").id for leg in LEGS])
         self._root = xp.constant(np.array([0, 0, START_HEIGHT_M, 1, 0, 0, 0]))
-        o = options
         ranges = np.array([o.command_x_range, o.command_y_range, o.command_yaw_range])
         self._command = xp.constant(ranges.mean(1)), xp.constant(ranges[:, 1] - ranges.mean(1))
         self._scale = xp.constant(np.array([LINEAR, LINEAR, ANGULAR]))

@@ -27,7 +27,7 @@ import mujoco  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import NUMPY, Arrays, rotate
+from .arrays import rotate
 from .robots import RobotOptions
 from .task import Array, Fields, Task
 
@@ -89,13 +89,11 @@ class FrankaCabinet(Task[FrankaCabinetOptions]):
     Options = FrankaCabinetOptions
     observation_size = 23
 
-    def __init__(
-        self, model: mujoco.MjModel, options: FrankaCabinetOptions, xp: Arrays = NUMPY
-    ) -> None:
-        super().__init__(model, options, xp)
+    def prepare(self) -> None:
+        model, xp = self.model, self.xp
         low, high = model.jnt_range[:_SERVOS].T
         self._pose, self._low, self._high = map(xp.constant, (np.array(POSE), low, high))
-        self._scale = xp.constant(options.action_scale * np.array(SPEED_SCALE))
+        self._scale = xp.constant(self.options.action_scale * np.array(SPEED_SCALE))
         self._grasp, self._handle = map(xp.constant, (np.array(GRASP), np.array(HANDLE)))
         self._forward, self._up = xp.constant(np.eye(3)[2]), xp.constant(np.eye(3)[1])
         names = ("link7", "left_finger", "right_finger", "drawer")

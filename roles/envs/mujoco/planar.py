@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import mujoco  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import NUMPY, Arrays
 from .task import Array, Fields, PhysicsTaskOptions, Task
 
 
@@ -57,13 +55,10 @@ class HalfCheetah(Task[HalfCheetahOptions]):
     velocity_noise = "normal"
     planar_positions = 1  # coordinates left out of the observation unless asked for
 
-    def __init__(
-        self, model: mujoco.MjModel, options: HalfCheetahOptions, xp: Arrays = NUMPY
-    ) -> None:
-        super().__init__(model, options, xp)
-        excluded = options.exclude_current_positions_from_observation
+    def prepare(self) -> None:
+        excluded = self.options.exclude_current_positions_from_observation
         self.skipped = self.planar_positions if excluded else 0
-        self.observation_size = model.nq + model.nv - self.skipped
+        self.observation_size = self.model.nq + self.model.nv - self.skipped
 
     def position(self, f: Fields) -> Array:
         x: Array = self.xp.copy(f["qpos"][:, :1])

@@ -31,7 +31,7 @@ import mujoco  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import NUMPY, Arrays, about_y_then_x, conjugate, multiply, rotate
+from .arrays import about_y_then_x, conjugate, multiply, rotate
 from .robots import MODELS, RobotOptions, remove_visual_geoms, scale_servo, solve_to_convergence
 from .task import Array, Fields, Task
 
@@ -76,10 +76,8 @@ class ShadowHand(Task[ShadowHandOptions]):
     memory_size = 4
     rne_post = True
 
-    def __init__(
-        self, model: mujoco.MjModel, options: ShadowHandOptions, xp: Arrays = NUMPY
-    ) -> None:
-        super().__init__(model, options, xp)
+    def prepare(self) -> None:
+        model, xp = self.model, self.xp
         low, high = model.jnt_range[:HAND_JOINTS].T
         self._middle = xp.constant((low + high) / 2)
         self._reach = xp.constant((high - low) / 2)

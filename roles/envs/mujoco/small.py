@@ -24,9 +24,8 @@ class InvertedPendulum(Task[InvertedPendulumOptions]):
 
     Options = InvertedPendulumOptions
 
-    def __init__(self, model: mujoco.MjModel, options: InvertedPendulumOptions) -> None:
-        super().__init__(model, options)
-        self.observation_size = model.nq + model.nv
+    def prepare(self) -> None:
+        self.observation_size = self.model.nq + self.model.nv
 
     def observe(self, f: Fields, out: NDArray[Any]) -> None:
         self.xp.write_columns(out, [f["qpos"], f["qvel"]])
@@ -51,9 +50,9 @@ class InvertedDoublePendulum(Task[InvertedDoublePendulumOptions]):
     Options = InvertedDoublePendulumOptions
     velocity_noise = "normal"
 
-    def __init__(self, model: mujoco.MjModel, options: InvertedDoublePendulumOptions) -> None:
-        super().__init__(model, options)
-        self.observation_size = 2 * model.nq + model.nv  # x, sin and cos of angles, force on cart
+    def prepare(self) -> None:
+        nq, nv = self.model.nq, self.model.nv
+        self.observation_size = 2 * nq + nv  # x, sin and cos of angles, force on cart
 
     def views(self, data: mujoco.MjData) -> dict[str, Array]:
         return super().views(data) | {"tip": data.site_xpos[0], "force": data.qfrc_constraint[:1]}
@@ -85,9 +84,8 @@ class Reacher(Task[ReacherOptions]):
 
     Options = ReacherOptions
 
-    def __init__(self, model: mujoco.MjModel, options: ReacherOptions) -> None:
-        super().__init__(model, options)
-        self.observation_size = 4 + (model.nq - 2) + 2 + 2
+    def prepare(self) -> None:
+        self.observation_size = 4 + (self.model.nq - 2) + 2 + 2
 
     def views(self, data: mujoco.MjData) -> dict[str, Array]:
         fingertip, target = data.body("fingertip").xpos, data.body("target").xpos

@@ -9,7 +9,6 @@ import mujoco  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import NUMPY, Arrays
 from .task import Array, Fields, PhysicsTaskOptions, Task
 
 _INF = float("inf")
@@ -41,8 +40,8 @@ class Ant(Task[AntOptions]):
     Options = AntOptions
     velocity_noise = "normal"
 
-    def __init__(self, model: mujoco.MjModel, options: AntOptions, xp: Arrays = NUMPY) -> None:
-        super().__init__(model, options, xp)
+    def prepare(self) -> None:
+        model, options = self.model, self.options
         self.skipped = 2 if options.exclude_current_positions_from_observation else 0
         self.body = model.body(options.main_body).id
         self.rne_post = options.include_cfrc_ext_in_observation or bool(options.contact_cost_weight)
@@ -119,10 +118,8 @@ class _HumanoidTask(Task[Any]):
     # Field of MjData -> columns left out of the observation: the world body's, the root joint's.
     _OPTIONAL = {"cinert": 10, "cvel": 6, "qfrc_actuator": 6, "cfrc_ext": 6}  # noqa: RUF012
 
-    def __init__(
-        self, model: mujoco.MjModel, options: _HumanoidObservation, xp: Arrays = NUMPY
-    ) -> None:
-        super().__init__(model, options, xp)
+    def prepare(self) -> None:
+        model, options = self.model, self.options
         self.skipped = 2 if options.exclude_current_positions_from_observation else 0
         self.observed = {
             name: skip
@@ -151,9 +148,9 @@ class Humanoid(_HumanoidTask):
 
     Options = HumanoidOptions
 
-    def __init__(self, model: mujoco.MjModel, options: HumanoidOptions, xp: Arrays = NUMPY) -> None:
-        super().__init__(model, options, xp)
-        self.mass = xp.constant(model.body_mass)
+    def prepare(self) -> None:
+        super().prepare()
+        self.mass = self.xp.constant(self.model.body_mass)
 
     def views(self, data: mujoco.MjData) -> dict[str, Array]:
         return super().views(data) | {"xipos": data.xipos}

@@ -84,6 +84,10 @@ class Task(abc.ABC, Generic[O]):
         data = mujoco.MjData(model)
         self.init_qpos: Array = xp.constant(data.qpos.copy())
         self.init_qvel: Array = xp.constant(data.qvel.copy())
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Computes what the task's equations take of the model and the options."""
 
     def views(self, data: mujoco.MjData) -> dict[str, Array]:
         """Returns views of what the task reads of `data`; gathered flat into [N, size] fields."""

@@ -15,13 +15,8 @@ from gmi_drl.roles.envs.mujoco.arrays import Arrays
 class TorchArrays(Arrays):
     """Computes with float32 tensors on one device."""
 
+    module: Any = torch
     copy: Any = staticmethod(torch.clone)
-    clip: Any = staticmethod(torch.clamp)
-    isfinite: Any = staticmethod(torch.isfinite)
-    exp: Any = staticmethod(torch.exp)
-    sin: Any = staticmethod(torch.sin)
-    cos: Any = staticmethod(torch.cos)
-    arcsin: Any = staticmethod(torch.arcsin)
     cross: Any = staticmethod(torch.linalg.cross)
 
     def __init__(self, device: torch.device) -> None:

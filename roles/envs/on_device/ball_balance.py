@@ -18,7 +18,6 @@ import mujoco  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
-from gmi_drl.roles.envs.mujoco.arrays import NUMPY, Arrays
 from gmi_drl.roles.envs.mujoco.task import Array, Fields, PhysicsTaskOptions, Task
 
 TABLE_RADIUS = 0.5  # m
@@ -41,10 +40,8 @@ class BallBalanceTask(Task[BallBalanceTaskOptions]):
     Options = BallBalanceTaskOptions
     observation_size = 24
 
-    def __init__(
-        self, model: mujoco.MjModel, options: BallBalanceTaskOptions, xp: Arrays = NUMPY
-    ) -> None:
-        super().__init__(model, options, xp)
+    def prepare(self) -> None:
+        model, options, xp = self.model, self.options, self.xp
         position, push = np.zeros(model.nq), np.zeros(model.nv)
         position[3:5], push[3:5] = options.start_m, options.start_speed_m_per_s
         self._place, self._push = xp.constant(position), xp.constant(push)
