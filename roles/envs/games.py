@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -14,10 +12,10 @@ from gmi_drl.roles.games import Game, are_legal, make_game, step_legal, stepped
 
 from .counter_rng import stream_keys, uniform
 from .errors import EnvActionError
-from .protocol import Step, VecEnvSpec
+from .protocol import Step, VecEnvSpec, WithoutState
 
 
-class GameVecEnv:
+class GameVecEnv(WithoutState):
     """Plays N games against a player that draws legal moves; which of them begins is drawn, too.
 
     An observation is the game's state, as the acting player sees it. The end pays 1, 0 or -1; an
@@ -112,12 +110,6 @@ class GameVecEnv:
 
     def _observation_of(self, states: NDArray[np.int16]) -> Tensor:
         return torch.from_numpy(states.astype(np.float32)).to(self._dtype)
-
-    def state_dict(self) -> dict[str, Any] | None:
-        return None
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise AssertionError("games give no state")
 
     def close(self) -> None:
         """Does nothing, as nothing is open."""

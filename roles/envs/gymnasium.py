@@ -7,34 +7,25 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
 from .adapters import find_spec, time_limit
-from .buffers import HostBuffers, checked_action
-from .errors import EnvActionError, EnvRaised, EnvSpecError, EnvStateError, env_error
-from .flatten import Flattener, unflattened_action
+from .buffers import HostVecEnv
+from .errors import EnvRaised, EnvSpecError, env_error
 from .protocol import Step, VecEnvSpec
-from .spaces import action_shape, space_faults
 from .watched import WatchedEnv
 
 
-class GymnasiumVecEnv:
-    """Steps N environments in this process (`vectorization: sync`) or in one each (`async`).
-
-    Observations are vectors (see `spaces`), and `structured_space` is what the environment has. An
-    integer Box keeps its type (images stay uint8), except that uint16 and wider are handed over in
-    `dtype`, as all others are. Actions are rows of numbers, [N] for a Discrete alone. Environments
-    hold their state where nobody can save it: `state_dict` is None.
-    """
+class GymnasiumVecEnv(HostVecEnv):
+    """Steps N environments in this process (`vectorization: sync`) or in one each (`async`)."""
 
     def __init__(self, spec: VecEnvSpec) -> None:
+        super().__init__(spec)
         arguments = dict(spec.options)
         asynchronous = arguments.pop("vectorization", "sync") == "async"
-        env_id, num_env = spec.env_id, spec.num_env
-        self.env_id, self.num_env, self.device = env_id, num_env, spec.device
+        env_id = spec.env_id
         self.max_episode_steps = limit = time_limit(env_id, spec.max_episode_steps)
         wrappers, entry = spec.wrappers, find_spec(env_id)
         assert entry is not None  # it was checked
@@ -45,7 +36,7 @@ class GymnasiumVecEnv:
                 env = wrapper(env)
             return WatchedEnv(env, env_id, number)
 
-        copies, mode = [partial(make_one, i) for i in range(num_env)], AutoresetMode.SAME_STEP
+        copies, mode = [partial(make_one, i) for i in range(spec.num_env)], AutoresetMode.SAME_STEP
         self._env: SyncVectorEnv | AsyncVectorEnv
         try:
             # Workers are spawned afresh: a fork would copy this process's threads' locks.
@@ -56,20 +47,11 @@ class GymnasiumVecEnv:
             )
         except Exception as error:
             raise env_error(self.env_id, "constructor", error) from error
-        self._closed = False
-        self.structured_space: gymnasium.Space[Any] = self._env.single_observation_space
-        self.action_space: gymnasium.Space[Any] = self._env.single_action_space
-        if faults := space_faults(env_id, self.structured_space, self.action_space):
-            self.close()
-            raise EnvSpecError(*faults)
-        batch = self._env
-        self._flattener = Flattener(
-            self.structured_space, self.env_id, lambda number: batch.call("which")[number]
-        )
-        self.observation_space = flat = self._flattener.flat
-        self._action_shape = action_shape(self.action_space, num_env)
-        dtype = torch_dtype(flat, spec.dtype)
-        self._buffers = HostBuffers(num_env, flat.shape, dtype, spec.dtype, spec.device)
+        self._closed, batch = False, self._env
+        self.take_spaces(
+            spec, batch.single_observation_space, batch.single_action_space,
+            lambda number: batch.call("which")[number],
+        )  # fmt: skip
         self._seed: int | None = spec.seed
 
     def reset(self, seed: int | None = None) -> Tensor:
@@ -78,17 +60,16 @@ class GymnasiumVecEnv:
             observation = self._env.reset(seed=seed)[0]
         except Exception as error:
             raise env_error(self.env_id, "reset", error) from error
-        self._flattener.write(observation, self._buffers.observation)
-        return self._buffers.publish_reset()
+        self.flattener.write(observation, self.buffers.observation)
+        return self.buffers.publish_reset()
 
     def step(self, action: Tensor) -> Step:
-        b = self._buffers
-        actions = self._actions(action)
+        b, actions = self.buffers, self.actions_of(action)
         try:
             observation, reward, terminated, truncated, info = self._env.step(actions)
         except Exception as error:
             raise env_error(self.env_id, "step", error) from error
-        self._flattener.write(observation, b.observation)
+        self.flattener.write(observation, b.observation)
         b.reward[...] = reward
         b.terminated[...] = terminated
         b.truncated[...] = truncated
@@ -97,7 +78,7 @@ class GymnasiumVecEnv:
             return b.publish(any_done=False)
         b.final_observation[...] = b.observation
         for i in np.flatnonzero(ended):
-            self._flattener.write_one(info["final_obs"][i], b.final_observation[i], int(i))
+            self.flattener.write_one(info["final_obs"][i], b.final_observation[i], int(i))
         return b.publish(any_done=True)
 
     @property
@@ -122,12 +103,6 @@ class GymnasiumVecEnv:
             )
         return picture
 
-    def _actions(self, action: Tensor) -> Any:
-        array = checked_action(self.env_id, action, self._action_shape)
-        if not np.isfinite(array).all():
-            raise EnvActionError.not_finite(self.env_id, array)
-        return unflattened_action(self.action_space, array.reshape(self.num_env, -1))
-
     def __getattr__(self, name: str) -> Any:
         batch = self.__dict__.get("_env")
         if name == "compute_reward" and isinstance(batch, SyncVectorEnv):  # of a goal environment
@@ -143,15 +118,6 @@ class GymnasiumVecEnv:
         except Exception as error:
             raise env_error(self.env_id, "compute_reward", error) from error
 
-    def state_dict(self) -> None:
-        return None
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise EnvStateError(
-            f"env {self.env_id}: Gymnasium's environments do not give their state away, so there "
-            "is none to load. Resume with new episodes (reset), or use a mujoco or torch adapter."
-        )
-
     def close(self) -> None:
         if not self._closed:
             self._closed = True
@@ -159,12 +125,3 @@ class GymnasiumVecEnv:
                 self._env.close()
             except Exception as error:
                 raise EnvRaised.of(self.env_id, "close", error) from error
-
-
-def torch_dtype(space: gymnasium.Space[Any], floating: torch.dtype) -> torch.dtype:
-    """Returns the type of the tensors that observations of a flat space are handed over in."""
-    assert space.dtype is not None
-    # torch reckons with no unsigned numbers but bytes.
-    if space.dtype.kind == "f" or (space.dtype.kind == "u" and space.dtype.itemsize > 1):
-        return floating
-    return torch.from_numpy(np.empty(0, dtype=space.dtype)).dtype

@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import EnvError, EnvSpecError, EnvStateError
-from .protocol import Step, VecEnvSpec
+from .errors import EnvError, EnvSpecError
+from .protocol import Step, VecEnvSpec, WithoutState
 
 
-class IsaacGymVecEnv:
+class IsaacGymVecEnv(WithoutState):
     """Steps one VecTask; `options` go to `isaacgymenvs.make` (headless, cfg, ...).
 
     The one departure from the protocol: IsaacGymEnvs resets an environment at the beginning of
     the step after its end, so `observation` after an end is the finished episode's too (equal to
     `final_observation`), and the next step's action counts for nothing there. Every library that
-    trains on IsaacGymEnvs lives with this step. `state_dict` is None: the simulator keeps it.
+    trains on IsaacGymEnvs lives with this step.
     """
 
     def __init__(self, spec: VecEnvSpec) -> None:
@@ -70,15 +70,6 @@ class IsaacGymVecEnv:
         truncated = extras["time_outs"].to(torch.bool)
         observation = observations["obs"]
         return Step(observation, reward, ended & ~truncated, truncated, observation)
-
-    def state_dict(self) -> None:
-        return None
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise EnvStateError(
-            f"env {self.env_id}: Isaac Gym does not give its state away, so there is none to load. "
-            "Resume with new episodes (reset)."
-        )
 
     def close(self) -> None:
         """Does nothing: Isaac Gym frees a simulation when its process ends."""

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from gmi_drl.placement import MultiAgentConfig
 
+from .errors import EnvStateError
+
 _CPU = torch.device("cpu")
 
 
@@ -110,3 +112,18 @@ class VecEnv(Protocol):
 
     def close(self) -> None:
         """Releases threads and processes; may be repeated."""
+
+
+class WithoutState:
+    """The part of a `VecEnv` whose environments hold their state where nobody can save it."""
+
+    env_id: str
+
+    def state_dict(self) -> dict[str, Any] | None:
+        return None
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise EnvStateError(
+            f"env {self.env_id}: its environments do not give their state away, so there is none "
+            "to load. Resume with new episodes (reset), or use adapter mujoco or torch."
+        )

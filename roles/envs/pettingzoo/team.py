@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
 from gmi_drl.roles.envs.agents import Team
 from gmi_drl.roles.envs.errors import EnvActionError, EnvError, EnvSpecError
-from gmi_drl.roles.envs.protocol import Step, VecEnvSpec
+from gmi_drl.roles.envs.protocol import Step, VecEnvSpec, WithoutState
 
 from .vec import PettingZooVecEnv
 
@@ -21,7 +19,7 @@ def make_pettingzoo(spec: VecEnvSpec) -> PettingZooVecEnv | TeamVecEnv:
     return TeamVecEnv(env) if spec.of_team else env
 
 
-class TeamVecEnv:
+class TeamVecEnv(WithoutState):
     """Steps E environments, each a row: its agents see, act and are paid as a team.
 
     Observations are those of all agents side by side [E, A D], actions one of each [E, A], and the
@@ -71,12 +69,6 @@ class TeamVecEnv:
     def _side_by_side(self, rows: Tensor) -> Tensor:
         """Returns rows [A E, D] as [E, A D], copied."""
         return rows.view(self.team.agents, self.num_env, -1).transpose(0, 1).flatten(1).float()
-
-    def state_dict(self) -> None:
-        return None
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._env.load_state_dict(state)
 
     def close(self) -> None:
         self._env.close()

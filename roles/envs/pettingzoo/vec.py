@@ -23,33 +23,24 @@ from gmi_drl.roles.envs.agents import (
     factory_of,
     grouped,
 )
-from gmi_drl.roles.envs.buffers import HostBuffers, checked_action
-from gmi_drl.roles.envs.errors import (
-    EnvActionError,
-    EnvError,
-    EnvRaised,
-    EnvSpecError,
-    EnvStateError,
-    env_error,
-)
+from gmi_drl.roles.envs.buffers import HostBuffers, finite_rows, torch_dtype
+from gmi_drl.roles.envs.errors import EnvError, EnvRaised, EnvSpecError, env_error
 from gmi_drl.roles.envs.flatten import Flattener, unflattened_action
-from gmi_drl.roles.envs.gymnasium import torch_dtype
-from gmi_drl.roles.envs.protocol import Step, VecEnvSpec
+from gmi_drl.roles.envs.protocol import Step, VecEnvSpec, WithoutState
 from gmi_drl.roles.envs.spaces import action_columns, action_shape
 from gmi_drl.roles.envs.watched import difference
 
 from .agents_game import AgentsGame, Outcome, ParallelGame, TurnGame
 
 
-class PettingZooVecEnv:
+class PettingZooVecEnv(WithoutState):
     """Steps N rows, one for each agent of each of E environments; `num_env` is N.
 
     `present` [N] says which rows act next. Of others nothing is asked, and what is paid to them
     belongs to what they did last. Each agent has episodes of its own: one ends when the agent
     leaves, and the next begins when all agents have left and the environment is reset. `begun` [N]
     says for which rows that was with the last step. `groups` says which rows belong to which
-    policy; where there are several, observations and actions are padded to the widest. The state of
-    these environments cannot be saved: `state_dict` is None.
+    policy; where there are several, observations and actions are padded to the widest.
     """
 
     def __init__(self, spec: VecEnvSpec) -> None:
@@ -131,10 +122,7 @@ class PettingZooVecEnv:
 
     def step(self, action: Tensor) -> Step:
         b, acting = self._buffers, self._acting.numpy()
-        array = checked_action(self.env_id, action, self._action_shape)
-        if not np.isfinite(array).all():
-            raise EnvActionError.not_finite(self.env_id, array)
-        rows = array.reshape(self.num_env, -1)
+        rows = finite_rows(self.env_id, action, self._action_shape)
         actions_of = [row.actions(rows[self._rows_of_game(n)]) for n, row in enumerate(self._rows)]
         b.reward[...] = 0
         b.terminated[...] = False
@@ -246,15 +234,6 @@ class PettingZooVecEnv:
     def row_name(self, row: int) -> str:
         """Says which agent of which environment a row is."""
         return f"agent {self.agents[row // self._count]} of environment {row % self._count}"
-
-    def state_dict(self) -> None:
-        return None
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise EnvStateError(
-            f"env {self.env_id}: PettingZoo's environments do not give their state away, so there "
-            "is none to load. Resume with new episodes (reset)."
-        )
 
     def close(self) -> None:
         envs, self._envs = self._envs, []
