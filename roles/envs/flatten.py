@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from numpy.typing import NDArray
 
 from .errors import EnvError
-from .spaces import Leaf, Path, action_columns, flat_space, leaves, width_of
+from .spaces import Leaf, Path, action_columns, flat_space, leaves, structured, width_of
 
 
 class Flattener:
@@ -80,30 +80,23 @@ def unflattened_action(space: Space[Any], rows: NDArray[Any]) -> Any:
     rows, and from the space's start in what is returned. Numbers of an integer Box become the
     nearest whole ones.
     """
-    columns = iter(_columns(space, rows))
-    return _structured(space, columns)
+    return structured(space, _actions(space, rows))
 
 
-def _columns(space: Space[Any], rows: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Yields the part of each leaf."""
+def _actions(space: Space[Any], rows: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Yields the actions [N, ...] of each leaf."""
     end = 0
     for _, leaf in leaves(space):
         begin, end = end, end + action_columns(leaf)
-        yield rows[:, begin:end]
-
-
-def _structured(space: Space[Any], columns: Iterator[NDArray[Any]]) -> Any:
-    if isinstance(space, Dict):
-        return {key: _structured(part, columns) for key, part in space.spaces.items()}
-    if isinstance(space, Tuple):
-        return tuple(_structured(part, columns) for part in space.spaces)
-    values = next(columns)
-    if isinstance(space, Discrete):
-        return values[:, 0].astype(np.int64) + space.start
-    shaped = values.reshape(len(values), *(space.shape or ()))
-    if isinstance(space, MultiDiscrete):
-        return shaped.astype(space.dtype) + space.start
-    assert space.dtype is not None
-    if space.dtype.kind in "iu":  # a cast would go towards 0
-        shaped = np.rint(shaped)
-    return shaped.astype(space.dtype)
+        values = rows[:, begin:end]
+        if isinstance(leaf, Discrete):
+            yield values[:, 0].astype(np.int64) + leaf.start
+            continue
+        shaped = values.reshape(len(values), *leaf.shape)
+        if isinstance(leaf, MultiDiscrete):
+            yield shaped.astype(leaf.dtype) + leaf.start
+            continue
+        assert leaf.dtype is not None
+        if leaf.dtype.kind in "iu":  # a cast would go towards 0
+            shaped = np.rint(shaped)
+        yield shaped.astype(leaf.dtype)

@@ -86,6 +86,15 @@ def leaves(space: Space[Any], path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
         yield path, space
 
 
+def structured(space: Space[Any], parts: Iterator[Any]) -> Any:
+    """Returns `parts`, one for each leaf of a space, in its structure: dicts and tuples."""
+    if isinstance(space, Dict):
+        return {key: structured(part, parts) for key, part in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(structured(part, parts) for part in space.spaces)
+    return next(parts)
+
+
 def width_of(leaf: Leaf) -> int:
     """Counts the numbers that an observation of a leaf becomes."""
     if isinstance(leaf, Discrete):

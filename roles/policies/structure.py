@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from gymnasium import Space
-from gymnasium.spaces import Box, Dict, MultiBinary, Tuple
+from gymnasium.spaces import Box, MultiBinary
 from torch import Tensor
 
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.envs.spaces import leaves, width_of
+from gmi_drl.roles.envs.spaces import leaves, structured, width_of
 
 
 def structured_space(env: VecEnv) -> Space[Any]:
@@ -26,16 +25,10 @@ def unflatten(observation: Tensor, space: Space[Any]) -> Any:
     A Box and a MultiBinary have their shape behind B; a Discrete and a MultiDiscrete stay one-hot,
     [B, width].
     """
-    widths = [width_of(leaf) for _, leaf in leaves(space)]
-    return _structured(space, iter(torch.split(observation, widths, -1)))
-
-
-def _structured(space: Space[Any], parts: Iterator[Tensor]) -> Any:
-    if isinstance(space, Dict):
-        return {key: _structured(part, parts) for key, part in space.spaces.items()}
-    if isinstance(space, Tuple):
-        return tuple(_structured(part, parts) for part in space.spaces)
-    columns = next(parts)
-    if isinstance(space, Box | MultiBinary):
-        return columns.reshape(len(columns), *space.shape)
-    return columns
+    spaces = [leaf for _, leaf in leaves(space)]
+    columns = torch.split(observation, [width_of(leaf) for leaf in spaces], -1)
+    parts = (
+        part.reshape(len(part), *leaf.shape) if isinstance(leaf, Box | MultiBinary) else part
+        for leaf, part in zip(spaces, columns, strict=True)
+    )
+    return structured(space, parts)
