@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
-import inspect
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,7 +22,7 @@ from gmi_drl.placement.config.schema import explain
 from gmi_drl.placement.faults import close_names, install
 from gmi_drl.roles.games import GAMES, OPEN_SPIEL, game_faults
 
-from .options import parse_options, unknown_option
+from .options import parse_options, unknown_arguments, unknown_options
 from .torch_envs.options import OPTIONS as TORCH_OPTIONS
 from .wrappers import wrapper_faults
 
@@ -319,21 +318,7 @@ def _check_gymnasium(adapter: str, env_id: str, options: Mapping[str, Any]) -> l
             f"env.id={env_id!r}: its entry point is of type {type(creator).__name__}; must be a "
             "class or function that makes the environment. Register it with one.",
         ]
-    return faults + _unknown_options(env_id, creator, options, {"vectorization"})
-
-
-def _unknown_options(
-    env_id: str, maker: Callable[..., Any], options: Mapping[str, Any], others: Collection[str] = ()
-) -> list[str]:
-    """Returns a fault for each option that is no parameter of `maker`, and none of `others`."""
-    try:
-        parameters = inspect.signature(maker).parameters
-    except ValueError:  # what is written in C need not tell its parameters
-        return []
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return []
-    known = {*others, *parameters}
-    return [unknown_option(f"env {env_id}", name, known) for name in options if name not in known]
+    return faults + unknown_arguments(f"env {env_id}", creator, options, ["vectorization"])
 
 
 def _check_envpool(adapter: str, env_id: str, options: Mapping[str, Any]) -> list[str]:
@@ -352,12 +337,11 @@ def _check_envpool(adapter: str, env_id: str, options: Mapping[str, Any]) -> lis
             "envpool.list_all_envs(), or another adapter."
         ]
     keys = set(envpool.make_spec(env_id).config._fields) - _SAID_ELSEWHERE
-    return [unknown_option(f"env {env_id}", name, keys) for name in options if name not in keys]
+    return unknown_options(f"env {env_id}", options, keys)
 
 
 def _check_game(adapter: str, env_id: str, options: Mapping[str, Any]) -> list[str]:
-    unknown = [unknown_option(f"env {env_id}", name, set()) for name in options]
-    return [*game_faults(env_id), *unknown]
+    return [*game_faults(env_id), *unknown_options(f"env {env_id}", options, ())]
 
 
 def _check_isaacgym(adapter: str, env_id: str, options: Mapping[str, Any]) -> list[str]:
@@ -383,7 +367,7 @@ def _check_pettingzoo(adapter: str, env_id: str, options: Mapping[str, Any]) -> 
             f"env.id={env_id!r} of adapter pettingzoo is a {type(factory).__name__}; must be a "
             "class or a function that makes an environment. Name that."
         ]
-    return _unknown_options(env_id, factory, options)
+    return unknown_arguments(f"env {env_id}", factory, options)
 
 
 ADAPTERS: Final[Mapping[str, Adapter]] = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from gmi_drl.placement.faults import closest
@@ -19,6 +20,31 @@ def unknown_option(where: str, name: str, known: Iterable[str]) -> str:
     hint = f" Did you mean {near}?" if (near := closest(name, known)) else ""
     listed = ", ".join(known) if known else "none"
     return f"{where}: unknown option {name!r}.{hint} Known: {listed}."
+
+
+def unknown_options(where: str, given: Iterable[str], known: Collection[str]) -> list[str]:
+    """Returns the fault of each option in `given` that is not `known`."""
+    return [unknown_option(where, name, known) for name in given if name not in known]
+
+
+def unknown_arguments(
+    where: str,
+    function: Callable[..., Any],
+    given: Iterable[str],
+    besides: Collection[str] = (),
+    first: int = 0,
+) -> list[str]:
+    """Returns the fault of each option that `function` does not take, and that is not `besides`.
+
+    Its parameters count from number `first` on.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[first:]
+    except ValueError:  # what is written in C need not tell its parameters
+        return []
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return []
+    return unknown_options(where, given, [*(p.name for p in parameters), *besides])
 
 
 def parse_options(kind: type[T], given: Mapping[str, Any], where: str) -> tuple[T, list[str]]:

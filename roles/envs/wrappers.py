@@ -10,7 +10,6 @@ The first is the innermost. One of Gymnasium's own kind wraps each environment o
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -20,7 +19,7 @@ import gymnasium
 from gmi_drl.placement.faults import closest
 
 from .errors import env_error
-from .options import unknown_option
+from .options import unknown_arguments, unknown_options
 
 if TYPE_CHECKING:
     from .protocol import VecEnv
@@ -68,7 +67,7 @@ def named_faults(entries: Sequence[Any]) -> list[str]:
             hint = f"Did you mean {near}?" if near else "Write module:Class for one of yours."
             faults.append(f"{wrapper.where}; known: {', '.join(_NAMED)}. {hint}")
         else:
-            faults += _option_faults(wrapper, _NAMED[wrapper.name][1])
+            faults += unknown_options(wrapper.where, wrapper.options, _NAMED[wrapper.name][1])
     return faults
 
 
@@ -109,15 +108,8 @@ def wrapper_faults(entries: Sequence[Any], adapter: str) -> list[str]:
                 f"{wrapper.where} wraps one environment, and comes behind {outer}, which wraps "
                 "the batch of them. Name it before."
             )
-        parameters = list(inspect.signature(kind).parameters.values())[1:]
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            faults += _option_faults(wrapper, [parameter.name for parameter in parameters])
+        faults += unknown_arguments(wrapper.where, kind, wrapper.options, first=1)
     return faults
-
-
-def _option_faults(wrapper: Wrapper, names: Sequence[str]) -> list[str]:
-    unknown = [option for option in wrapper.options if option not in names]
-    return [unknown_option(wrapper.where, option, names) for option in unknown]
 
 
 def single_wrappers(entries: Sequence[Any]) -> list[Callable[[Any], Any]]:
