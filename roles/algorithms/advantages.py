@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from gmi_drl.roles.policies.normalize import (
-    SCALAR_MOMENTS,
-    Normalizers,
-    batch_moments,
-    merge_moments,
-)
+from gmi_drl.roles.policies.normalize import SCALAR_MOMENTS, batch_moments, merge_moments
 from gmi_drl.roles.returns import gae, gae_of_turns
 from gmi_drl.roles.samples.batch import Batch
 
@@ -29,12 +22,7 @@ class AdvantageActorCritic(Algorithm):
     filled = ("advantage", "ret")
     bootstrap = ("value",)
     num_batch_moments = 2 * SCALAR_MOMENTS  # of the advantages, then of the returns
-
-    def __init__(
-        self, settings: Any, policy: Any, normalizers: Normalizers, loss: Any = None
-    ) -> None:
-        super().__init__(settings, policy, normalizers, loss)
-        self._advantage = torch.empty(0)
+    _advantage = torch.empty(0)  # [T, N], of the last batch that was measured
 
     def measure(self, batch: Batch, out: Tensor) -> None:
         reward, value = batch["reward"], batch["value"]

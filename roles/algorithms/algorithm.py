@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.errors import RoleError
+from gmi_drl.roles.errors import PolicyError, RoleError
 from gmi_drl.roles.policies.check_policy import check_policy
 from gmi_drl.roles.policies.networks import actor_critic_of, policy_of
 from gmi_drl.roles.policies.normalize import Normalizers
@@ -65,6 +65,9 @@ class Algorithm(ABC):
     # The loss as a function, which a role may replace: `losses` calls it as `loss_function`. None:
     # `losses` computes the loss itself.
     loss: ClassVar[Any] = None
+    # The class that networks of roles must be of, and what others lack; None: an actor-critic's.
+    network_class: ClassVar[type | None] = None
+    network_fault: ClassVar[str] = ""
     # Whether `losses`, `measure` and `postprocess` do the same operations each time, and read no
     # tensor's value in Python: then they are captured as CUDA graphs.
     capturable: ClassVar[bool] = True
@@ -114,7 +117,11 @@ class Algorithm(ABC):
         cls, network: Any, maker: str, width: int, env: VecEnv, settings: Any
     ) -> None:
         """Raises PolicyError with all that a network of `maker` lacks to be trained."""
-        check_policy(network, maker, width, env.action_space)
+        if (base := cls.network_class) is None:
+            check_policy(network, maker, width, env.action_space)
+        elif not isinstance(network, base):
+            path = f"{base.__module__}.{base.__qualname__}"
+            raise PolicyError(maker, type(network).__name__, [cls.network_fault], path)
 
     @classmethod
     def check_segments(cls) -> None:

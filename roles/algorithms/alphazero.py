@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss
 
 from gmi_drl.placement import AlgorithmConfig, AlphaZeroConfig
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.errors import PolicyError, RoleError
+from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.games.tree import Exploration
 from gmi_drl.roles.policies.search import GameNetwork, SearchPolicy
 from gmi_drl.roles.samples.batch import Batch
@@ -29,6 +29,8 @@ class AlphaZero(Algorithm):
     policy: SearchPolicy
     stats = ("policy_loss", "value_loss")
     bootstrap = ()
+    network_class = GameNetwork
+    network_fault = "a search needs preferences and a value of what a game shows"
 
     @classmethod
     def make_network(
@@ -53,15 +55,6 @@ class AlphaZero(Algorithm):
     def make_policy(cls, network: Any, settings: Any) -> SearchPolicy:
         exploration = Exploration(settings.c_base, settings.c_init)
         return SearchPolicy(network, settings.play_simulations, exploration)
-
-    @classmethod
-    def check_network(
-        cls, network: Any, maker: str, width: int, env: VecEnv, settings: Any
-    ) -> None:
-        if not isinstance(network, GameNetwork):
-            base = "gmi_drl.roles.policies.search.GameNetwork"
-            fault = "a search needs preferences and a value of what a game shows"
-            raise PolicyError(maker, type(network).__name__, [fault], base)
 
     def losses(self, batch: Batch) -> Losses:
         """Returns cross-entropy of priors and visits, squared error of the value, and decay."""

@@ -12,7 +12,6 @@ from torch import nn
 
 from gmi_drl.placement import AlgorithmConfig, CEMConfig, hidden_sizes
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.errors import PolicyError
 from gmi_drl.roles.models.ensemble import EnsembleModel
 from gmi_drl.roles.models.known import KnownModel
 from gmi_drl.roles.policies.actor_critic import observation_width
@@ -34,6 +33,8 @@ class CEM(Algorithm):
     recorded = ("next_observation", "terminated")
     segment_fields = ("action", "reward", "done", "terminated", "next_observation")
     replayed = ("raw_observation", "action", "reward", "next_observation")
+    network_class = EnsembleModel
+    network_fault = "it is no ensemble"
     settings: CEMConfig
     policy: PlanningPolicy
 
@@ -55,14 +56,6 @@ class CEM(Algorithm):
     def make_policy(cls, network: Any, settings: Any) -> PlanningPolicy:
         columns = len(network.low) if isinstance(network, KnownModel) else network.action
         return PlanningPolicy(network, columns, settings)
-
-    @classmethod
-    def check_network(
-        cls, network: Any, maker: str, width: int, env: VecEnv, settings: Any
-    ) -> None:
-        if not isinstance(network, EnsembleModel):
-            base = "gmi_drl.roles.models.ensemble.EnsembleModel"
-            raise PolicyError(maker, type(network).__name__, ["it is no ensemble"], base)
 
     def before_sampling(self, steps: int) -> None:
         self.policy.at_random.fill_(float(steps < self.settings.random_steps))

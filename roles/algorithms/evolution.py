@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gmi_drl.placement import EvolutionConfig
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.errors import PolicyError, RoleError
+from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.policies.actor_critic import distribution_for
 from gmi_drl.roles.policies.networks import trunk_of
 from gmi_drl.roles.policies.perturbed import GreedyNetwork, GreedyPolicy
@@ -29,6 +29,8 @@ class Evolution(Algorithm):
     # Statistics of the returns that are learned from, and the norm of the gradient.
     stats = ("score_mean", "score_std", "score_max", "gradient_norm")
     bootstrap = ()
+    network_class = GreedyNetwork
+    network_fault = "perturbed policies act by what they see now, without memory or noise"
     settings: EvolutionConfig
 
     @classmethod
@@ -42,15 +44,6 @@ class Evolution(Algorithm):
     @classmethod
     def make_policy(cls, network: Any, settings: Any) -> GreedyPolicy:
         return GreedyPolicy(network)
-
-    @classmethod
-    def check_network(
-        cls, network: Any, maker: str, width: int, env: VecEnv, settings: Any
-    ) -> None:
-        if not isinstance(network, GreedyNetwork):
-            base = "gmi_drl.roles.policies.perturbed.GreedyNetwork"
-            fault = "perturbed policies act by what they see now, without memory or noise"
-            raise PolicyError(maker, type(network).__name__, [fault], base)
 
     @abstractmethod
     def weights(self, scores: Tensor) -> Tensor:

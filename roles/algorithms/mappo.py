@@ -9,15 +9,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from gmi_drl.placement import AlgorithmConfig, MAPPOConfig, hidden_sizes
+from gmi_drl.placement import AlgorithmConfig, MAPPOConfig
 from gmi_drl.roles.envs.agents import AgentGroup
 from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.errors import PolicyError
 from gmi_drl.roles.policies.actor_critic import distribution_for, observation_width
 from gmi_drl.roles.policies.central import CentralActorCritic, CentralPolicy
 from gmi_drl.roles.policies.networks import trunk_of
-from gmi_drl.roles.policies.trunk import Trunk
+from gmi_drl.roles.policies.trunk import dense_trunk
 
 from .ppo import PPO
 
@@ -26,6 +25,8 @@ class MAPPO(PPO):
     """PPO of agents who share a policy, with a value of what all of them see."""
 
     Settings: ClassVar[type[AlgorithmConfig]] = MAPPOConfig
+    network_class = CentralActorCritic
+    network_fault = "it has no value of what all agents see"
 
     @classmethod
     def make_network(
@@ -41,11 +42,7 @@ class MAPPO(PPO):
                 f"env.id: {rule}; mappo trains several agents who share one. {remedy}"
             )
         agents, width = len(groups[0].agents), observation_width(env.observation_space)
-        joint_trunk = Trunk(
-            agents * width, hidden_sizes(settings.network), settings.activation,
-            settings.precision, layer_norm=settings.layer_norm,
-        )  # fmt: skip
-        trunks = trunk_of(settings, env, generator), joint_trunk
+        trunks = trunk_of(settings, env, generator), dense_trunk(settings, agents * width)
         distribution = distribution_for(env.action_space)
         return CentralActorCritic(
             width, agents, distribution, trunks, settings.init_log_std, generator
@@ -54,12 +51,3 @@ class MAPPO(PPO):
     @classmethod
     def make_policy(cls, network: Any, settings: Any) -> CentralPolicy:
         return CentralPolicy(network)
-
-    @classmethod
-    def check_network(
-        cls, network: Any, maker: str, width: int, env: VecEnv, settings: Any
-    ) -> None:
-        if not isinstance(network, CentralActorCritic):
-            base = "gmi_drl.roles.policies.central.CentralActorCritic"
-            fault = "it has no value of what all agents see"
-            raise PolicyError(maker, type(network).__name__, [fault], base)

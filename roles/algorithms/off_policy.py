@@ -19,7 +19,6 @@ from torch.nn.functional import mse_loss
 
 from gmi_drl.placement import OffPolicyConfig
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.errors import PolicyError
 from gmi_drl.roles.policies.off_policy import ActorWithCritics, ExploringPolicy
 from gmi_drl.roles.samples.batch import Batch
 
@@ -34,6 +33,8 @@ class OffPolicy(Algorithm):
     recorded = ("next_observation", "terminated")
     segment_fields = ("action", "reward", "done", "terminated", "next_observation")
     replayed = ("raw_observation", "action", "reward", "discount", "next_observation")
+    network_class = ActorWithCritics
+    network_fault = "it has no actor and no critics"
     parts: tuple[str, ...] = ("actor", "critics")  # of the network, each a parameter group
     followed: ClassVar[tuple[str, ...]] = ("critics",)  # the parts that have a target network
     loss_noise_columns: int = 0  # standard normal numbers that a loss takes for each row
@@ -67,15 +68,6 @@ class OffPolicy(Algorithm):
         cls, settings: Any, env: VecEnv, generator: torch.Generator | None
     ) -> ActorWithCritics:
         """Returns the network for the spaces of `env`; EnvSpecError for actions it cannot take."""
-
-    @classmethod
-    def check_network(
-        cls, network: Any, maker: str, width: int, env: VecEnv, settings: Any
-    ) -> None:
-        if not isinstance(network, ActorWithCritics):
-            base = "gmi_drl.roles.policies.off_policy.ActorWithCritics"
-            fault = "it has no actor and no critics"
-            raise PolicyError(maker, type(network).__name__, [fault], base)
 
     def draw_noise(self, batch: Batch, generator: torch.Generator) -> None:
         if self.loss_noise_columns:

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gmi_drl.placement import AlgorithmConfig, QMIXConfig, VDNConfig, hidden_sizes
+from gmi_drl.placement import AlgorithmConfig, QMIXConfig, VDNConfig
 from gmi_drl.roles.envs.agents import Team
 from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import PolicyError
 from gmi_drl.roles.policies.team import TeamPolicy, TeamValues
-from gmi_drl.roles.policies.trunk import Trunk
+from gmi_drl.roles.policies.trunk import dense_trunk
 from gmi_drl.roles.samples.batch import Batch
 
 from .algorithm import Losses
@@ -67,10 +67,7 @@ class VDN(DQN):
                 f"env.id: it has no team of agents; {settings.name} needs one. Use a role "
                 "whose make_env is ours, or algorithm.name: dqn."
             )
-        trunk = Trunk(
-            team.width + team.agents, hidden_sizes(settings.network), settings.activation,
-            settings.precision, layer_norm=settings.layer_norm,
-        )  # fmt: skip
+        trunk = dense_trunk(settings, team.width + team.agents)
         mixing = getattr(settings, "mixing", None)
         return TeamValues(team.agents, team.width, team.choices, trunk, mixing, generator)
 

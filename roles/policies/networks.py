@@ -15,7 +15,7 @@ from .actor_critic import ActorCritic, ActorCriticPolicy, distribution_for, obse
 from .convolutions import ConvolutionalTrunk, is_convolutional
 from .recurrent import RecurrentActorCritic, RecurrentPolicy
 from .structure import structured_space
-from .trunk import HiddenLayers, OwnTrunk, SeparateTrunks, Trunk
+from .trunk import HiddenLayers, OwnTrunk, SeparateTrunks, dense_trunk
 
 
 def actor_critic_of(
@@ -53,10 +53,7 @@ def trunk_of(
             str(name), structured_space(env), precision=precision, layer_norm=settings.layer_norm,
             in_bytes=in_bytes and not settings.normalize_observation,
         )  # fmt: skip
-    return Trunk(
-        observation_width(space), hidden_sizes(name), settings.activation, precision,
-        layer_norm=settings.layer_norm,
-    )  # fmt: skip
+    return dense_trunk(settings, observation_width(space))
 
 
 def described_layers(settings: AlgorithmConfig) -> dict[str, Any]:

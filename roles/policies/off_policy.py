@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from gmi_drl.placement import OffPolicyConfig, hidden_sizes, is_own_network
+from gmi_drl.placement import OffPolicyConfig, is_own_network
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.envs.spaces import is_bounded
 
@@ -23,7 +23,7 @@ from .convolutions import is_convolutional
 from .dense import DenseNetworks, dense_networks
 from .networks import described_layers, trunk_of
 from .policy import PlainPolicy
-from .trunk import HiddenLayers, Trunk, orthogonal_
+from .trunk import HiddenLayers, Trunk, dense_trunk, orthogonal_
 
 if TYPE_CHECKING:
     from gmi_drl.roles.samples.batch import Batch
@@ -61,23 +61,20 @@ class Critic(nn.Module):
     ) -> None:
         """`action_columns`: the numbers of an action that it takes; 0: it takes none."""
         super().__init__()
-        name, precision = settings.network, settings.precision
+        name = settings.network
         self.takes_action = action_columns > 0
-        self._joins_late = is_own_network(name) or is_convolutional(name)
         self.trunk: HiddenLayers
         self.joined: HiddenLayers | None = None
-        if self._joins_late or not action_columns:
+        if not action_columns or is_own_network(name) or is_convolutional(name):
             self.trunk = trunk_of(settings, env, generator)
             if action_columns:
                 width = self.trunk.features + action_columns
-                self.joined = Trunk(width, [_JOINED], settings.activation, precision)
+                self.joined = Trunk(width, [_JOINED], settings.activation, settings.precision)
                 self.joined.initialise(generator)
         else:
-            width = observation_width(env.observation_space) + action_columns
-            self.trunk = Trunk(
-                width, hidden_sizes(name), settings.activation, precision,
-                layer_norm=settings.layer_norm,
-            )  # fmt: skip
+            self.trunk = dense_trunk(
+                settings, observation_width(env.observation_space) + action_columns
+            )
         features = self.trunk.features if self.joined is None else self.joined.features
         self.head = nn.Linear(features, numbers)
         self.trunk.initialise(generator)

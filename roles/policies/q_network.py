@@ -16,7 +16,7 @@ from gmi_drl.placement import DQNConfig, hidden_sizes
 from .dense import DenseNetworks, dense_networks
 from .policy import PlainPolicy
 from .recurrent import GRU, LSTM, advance, cell_of, unroll
-from .trunk import ACTIVATIONS, HiddenLayers, Trunk, orthogonal_
+from .trunk import ACTIVATIONS, HiddenLayers, dense_trunk, orthogonal_
 
 if TYPE_CHECKING:
     from gmi_drl.roles.samples.batch import Batch
@@ -120,8 +120,8 @@ class QNetwork(nn.Module):
         """`trunk` replaces hidden layers of the settings' sizes."""
         super().__init__()
         self._settings = settings
-        hidden, outputs = hidden_sizes(settings.network), settings.outputs_per_action
-        self.trunk = trunk or Trunk(obs_dim, hidden, settings.activation, settings.precision)
+        outputs = settings.outputs_per_action
+        self.trunk = trunk or dense_trunk(settings, obs_dim)
         self.trunk.initialise(generator)
         features = self.trunk.features
         self.cell: LSTM | GRU | None = None  # between hidden layers and head

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from gmi_drl.roles.games.tree import Evaluate, Exploration, SearchTrees
 from gmi_drl.runtime.process.progress import beat
 
 from .greedy import NoiselessPolicy
-from .trunk import ACTIVATIONS, HiddenLayers, Precision, Trunk
+from .trunk import ACTIVATIONS, HiddenLayers, Trunk, dense_trunk
 
 
 class ResidualBlock(nn.Module):
@@ -40,18 +39,17 @@ class ResidualTower(HiddenLayers):
     There is no normalisation: each block begins as one that changes nothing.
     """
 
-    def __init__(
-        self, shape: tuple[int, ...], channels: int, blocks: int, hidden: Sequence[int],
-        activation: str, precision: Precision,
-    ) -> None:  # fmt: skip
+    def __init__(self, shape: tuple[int, ...], settings: AlphaZeroConfig) -> None:
         super().__init__()
-        self._shape, self.bf16 = shape, precision == "bf16"
+        channels, activation = settings.channels, settings.activation
+        self._shape, self.bf16 = shape, settings.precision == "bf16"
         self._activation = ACTIVATIONS[activation]()
         self.enter = nn.Conv2d(shape[0], channels, 3, padding=1)
-        self.blocks = nn.Sequential(*(ResidualBlock(channels, activation) for _ in range(blocks)))
+        blocks = (ResidualBlock(channels, activation) for _ in range(settings.blocks))
+        self.blocks = nn.Sequential(*blocks)
         self.leave = nn.Conv2d(channels, max(channels // 4, 1), 1)
         width = self.leave.out_channels * shape[1] * shape[2]
-        self.dense = Trunk(width, hidden, activation, "fp32")
+        self.dense = Trunk(width, hidden_sizes(settings.network), activation, "fp32")
         self.features = self.dense.features
 
     @torch.no_grad()
@@ -80,15 +78,11 @@ class GameNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.game, self._settings = game, settings
-        hidden, name = hidden_sizes(settings.network), settings.activation
         self.trunk: HiddenLayers
         if settings.blocks:
-            self.trunk = ResidualTower(
-                game.shape, settings.channels, settings.blocks, hidden, name, settings.precision
-            )
+            self.trunk = ResidualTower(game.shape, settings)
         else:
-            width = int(np.prod(game.shape))
-            self.trunk = Trunk(width, hidden, name, settings.precision)
+            self.trunk = dense_trunk(settings, int(np.prod(game.shape)))
         self.head = nn.Linear(self.trunk.features, game.actions + 1)
         self.trunk.initialise(generator)
         nn.init.zeros_(self.head.weight)

@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from gmi_drl.placement import AlgorithmConfig, hidden_sizes
 from gmi_drl.roles.envs.spaces import flat_space
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.loading import check_class, load_class
@@ -84,6 +85,14 @@ class Trunk(HiddenLayers, nn.Sequential):
     def seen(self, observation: Tensor) -> Tensor:
         features: Tensor = nn.Sequential.forward(self, observation)  # type: ignore[no-untyped-call]
         return features
+
+
+def dense_trunk(settings: AlgorithmConfig, width: int) -> Trunk:
+    """Returns the dense layers of a config for rows of `width` numbers."""
+    return Trunk(
+        width, hidden_sizes(settings.network), settings.activation, settings.precision,
+        layer_norm=settings.layer_norm,
+    )  # fmt: skip
 
 
 class OwnTrunk(HiddenLayers):

@@ -158,11 +158,8 @@ class GmiHost:
 
     def _params(self, roles: tuple[str, ...]) -> dict[str, Any]:
         sections = self._job.config.roles
-        params: dict[str, Any] = {}
-        for role in roles:
-            if role in sections:
-                params |= sections[role].params
-        return params
+        given = [sections[role].params for role in roles if role in sections]
+        return {name: value for params in given for name, value in params.items()}
 
 
 class _WarningHandler(logging.StreamHandler[TextIO]):
