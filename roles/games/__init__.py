@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import Final
 
 from gmi_drl.placement.faults import closest, install
 
 from .errors import GameError, GameFault, IllegalMove, NetworkNotFinite
 from .game import Game, Symmetry, are_legal, moves_of, step_legal, stepped
-
-if TYPE_CHECKING:
-    from .in_a_row import InARow
+from .in_a_row import InARow
 
 __all__ = [
     "GAMES", "OPEN_SPIEL", "Game", "GameError", "GameFault", "IllegalMove", "NetworkNotFinite",
@@ -21,21 +20,9 @@ __all__ = [
 OPEN_SPIEL: Final = "OpenSpiel/"  # begins the ids of OpenSpiel's games
 
 
-def _connect_four() -> InARow:
-    from .in_a_row import InARow
-
-    return InARow("ConnectFour-v0", 6, 7, 4, falls=True)
-
-
-def _tic_tac_toe() -> InARow:
-    from .in_a_row import InARow
-
-    return InARow("TicTacToe-v0", 3, 3, 3, falls=False)
-
-
 GAMES: Final[dict[str, Callable[[], Game]]] = {
-    "ConnectFour-v0": _connect_four,
-    "TicTacToe-v0": _tic_tac_toe,
+    "ConnectFour-v0": partial(InARow, "ConnectFour-v0", 6, 7, 4, falls=True),
+    "TicTacToe-v0": partial(InARow, "TicTacToe-v0", 3, 3, 3, falls=False),
 }
 
 

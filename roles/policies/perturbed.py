@@ -11,8 +11,8 @@ from torch.func import functional_call, vmap
 
 from gmi_drl.placement import EvolutionConfig
 
-from .greedy import NoiselessPolicy
 from .networks import described_layers
+from .policy import NoiselessPolicy
 from .trunk import HiddenLayers, Trunk
 
 Layer = tuple[str, Callable[[Tensor], Tensor] | None]  # a Linear's name, what follows it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -80,6 +81,23 @@ class PlainPolicy:
     def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         """Is not called: its algorithm values what follows by itself, or nothing."""
         raise AssertionError(f"a {type(self).__name__} values nothing")
+
+
+class NoiselessPolicy(PlainPolicy, ABC):
+    """Acts by its mode, draws nothing, and values nothing, as it learns from whole episodes."""
+
+    noise_columns = 0
+
+    def noise(self, generator: torch.Generator, batch: Batch) -> None:
+        """Draws nothing."""
+
+    def act(self, step: Mapping[str, Tensor]) -> Tensor:
+        step["action"].copy_(self.mode(step["observation"]))
+        return step["action"]
+
+    @abstractmethod
+    def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
+        """Returns the action [B, A] for each observation [B, O]."""
 
 
 class GreedyActor:

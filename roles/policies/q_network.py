@@ -88,16 +88,13 @@ class DuelingHead(nn.Module):
 
     def forward(self, features: Tensor, noise: Tensor | None = None) -> Tensor:
         activate = self._activation
-        if noise is None:
-            value = self.value(activate(self.value_hidden(features)))
-            advantage = self.advantage(activate(self.advantage_hidden(features)))
-        else:
-            hidden_noise, value_noise, other_noise, advantage_noise = torch.split(
-                noise, self._noise_columns, -1
-            )
-            value = self.value(activate(self.value_hidden(features, hidden_noise)), value_noise)
-            hidden = activate(self.advantage_hidden(features, other_noise))
-            advantage = self.advantage(hidden, advantage_noise)
+        noises: list[list[Tensor]] = [[]] * 4
+        if noise is not None:
+            noises = [[part] for part in torch.split(noise, self._noise_columns, -1)]
+        hidden = activate(self.value_hidden(features, *noises[0]))
+        value = self.value(hidden, *noises[1])
+        hidden = activate(self.advantage_hidden(features, *noises[2]))
+        advantage = self.advantage(hidden, *noises[3])
         advantages = advantage.view(*features.shape[:-1], *self._shape)
         outputs: Tensor = advantages + (value - advantages.mean(-2)).unsqueeze(-2)
         return outputs.flatten(-2)

@@ -14,7 +14,7 @@ from gmi_drl.roles.games import Game, GameError
 from gmi_drl.roles.games.tree import Evaluate, Exploration, SearchTrees
 from gmi_drl.runtime.process.progress import beat
 
-from .greedy import NoiselessPolicy
+from .policy import NoiselessPolicy
 from .trunk import ACTIVATIONS, HiddenLayers, Trunk, dense_trunk
 
 
