@@ -88,6 +88,7 @@ class _Gmi(Section):
     roles: Annotated[
         tuple[Literal["simulator", "agent", "trainer"], ...], BeforeValidator(as_tuple)
     ]
+    """its roles, for example [simulator, agent, trainer]."""
     backend: BackendName | None = None
     sm_percent: Int | None = Field(default=None, ge=1)
     memory: Annotated[Int, BeforeValidator(_memory), Field(ge=1)] | None = None

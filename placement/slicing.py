@@ -149,6 +149,12 @@ def _with_cores(device: Device, gmis: Specs) -> list[GmiSpec]:
         free = free or device.cores
     rest = replace(device, cores=free)
     without_cores = [gmi.gmi_id for gmi in gmis if not gmi.cores]
+    if device.kind == "cpu" and taken and len(free) < len(without_cores):
+        raise LayoutError(
+            f"device {device.index} ({device.name}): {counted(len(without_cores), 'GMI')} without "
+            f"cores; the others name all but {len(free)}, and each needs one. Let those name "
+            "fewer, or leave cores out of all."
+        )
     places = {gmi_id: place for place, gmi_id in enumerate(without_cores)}
     return [
         gmi if gmi.cores

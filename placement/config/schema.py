@@ -173,14 +173,15 @@ def parsed(root: type[_Root], text: str, source: str, remedy: str) -> _Root:
     if not faults and not isinstance(data, dict):
         rule = f"must have the keys {', '.join(keys_of(root))}"
         faults = [Fault(source, ABSENT, rule, remedy)]
-    if faults:
-        raise ConfigError(faults, source)
-    try:
-        return root.model_validate(data)
-    except ValidationError as error:
-        name, explained = Path(source).name, explain(error, lines, schema=ConfigSchema(root))
-        faults = [replace(fault, where=f"{name}: {fault.where}") for fault in explained]
-        raise ConfigError(faults, source) from None
+    if not faults:
+        try:
+            return root.model_validate(data)
+        except ValidationError as error:
+            faults = explain(error, lines, schema=ConfigSchema(root))
+    name = Path(source).name
+    raise ConfigError(
+        [f if name in f.where else replace(f, where=f"{name}: {f.where}") for f in faults], source
+    )
 
 
 def _rule(keys: Keys, detail: ErrorDetails, schema: ConfigSchema) -> tuple[str, str]:

@@ -41,7 +41,7 @@ def is_own_network(network: str | tuple[int, ...] | list[int]) -> bool:
 
 # The value of `auto` for numbers that `gmi-drl tune` finds; it is less than any such number.
 AUTO: Final = 0
-CLASS_PATTERN: Final = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # module:Class
+CLASS_PATTERN: Final = r"^[^\W\d][\w.]*:[^\W\d]\w*$"  # module:Class, of any letters
 
 
 class Section(BaseModel):

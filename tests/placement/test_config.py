@@ -427,6 +427,12 @@ def test_a_bad_override_is_named_as_one():
         assert "not a YAML value" in only_fault(MINIMAL, f"env.num_env={text}")
 
 
+@pytest.mark.parametrize("role", ["my_module:MyTrainer", "ökonomie:Überbau", "_a.b:_C"])
+def test_a_role_is_named_by_module_and_class(role):
+    config = load_config({**MINIMAL, "roles": {"trainer": role}})
+    assert config.roles["trainer"].class_ == role
+
+
 @pytest.mark.parametrize("role", ["MyTrainer", "a b:C", "a:", ":C", "a:b:c", 3, None])
 def test_a_role_must_be_module_and_class(role):
     assert "roles.trainer" in "\n".join(faults_of({**MINIMAL, "roles": {"trainer": role}}))

@@ -96,7 +96,9 @@ def test_the_same_file_is_read_on_any_machine_that_has_its_devices():
          "for example 3g.40gb."),
         (("version: 1", "version: 2"), "line 1: a.yaml: version=2; must be 1"),
         (("gmis:", "gmi:"), "a.yaml: gmis; missing. Add it: a list with gpu and roles"),
-        (("sm_percent: 70", "gpu: 1"), "gmis.0.gpu; given twice, first in line 4"),
+        (("sm_percent: 70", "gpu: 1"), "line 4: a.yaml: gmis.0.gpu; given twice, first in line 4"),
+        ((", roles: [simulator, agent, trainer]", ""), "a.yaml: gmis.1.roles; missing. Add it: its "
+         "roles, for example [simulator, agent, trainer]."),
         (("template", "- template"), "not YAML"),
         (("version: 1", "version: true"), "line 1: a.yaml: version=True; must be 1. Write"),
         (("version: 1", "version: 1.0"), "line 1: a.yaml: version=1.0; must be 1. Write"),
@@ -142,5 +144,5 @@ def test_a_config_names_a_layout_beside_it(tmp_path):
 
 def test_too_few_cores_for_what_names_none():
     text = TWO.replace("sm_percent: 70, memory: 12.5 GiB", "cores: 0-1")
-    with pytest.raises(LayoutError, match="has 0 cores"):
+    with pytest.raises(LayoutError, match="the others name all but 0, and each needs one"):
         from_yaml(text, Topology.from_cores([0, 1]), 8)
