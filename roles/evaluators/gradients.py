@@ -23,8 +23,7 @@ from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.minibatch import joined
 from gmi_drl.roles.telemetry.progress import WORKER_STATS
 
-from .orders import Codec
-from .rollout_worker import Published, RolloutLoop
+from .rollout_worker import RolloutLoop
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
@@ -125,31 +124,6 @@ class GradientCodec:
         return memory[:end].view(torch.float64), memory[end : self.nbytes].view(torch.float32)
 
 
-class ExactPolicy:
-    """A published policy with the moments of its value normaliser, to be merged with more."""
-
-    def __init__(self, parameters: FlatParameters | Piece, normalizers: Normalizers) -> None:
-        self._policy, self._values = PublishedPolicy(parameters, normalizers), normalizers.values
-        self.numel = self._policy.numel
-        if self._values is not None:
-            self.numel += 2 * len(self._values.tensors[0])  # float64 in the place of two float32
-
-    @torch.no_grad()
-    def write(self, out: Tensor) -> None:
-        """Writes the policy as it is now into `out` [numel] float32."""
-        self._policy.write(out[: self._policy.numel])
-        if self._values is not None:
-            out[self._policy.numel :].view(torch.float64).copy_(self._values.tensors[0])
-
-    @torch.no_grad()
-    def load(self, vector: Tensor) -> None:
-        """Makes the policy what another one wrote: `vector` [numel] is copied."""
-        self._policy.load(vector[: self._policy.numel])
-        if self._values is not None:
-            moments = vector[self._policy.numel :].view(torch.float64)
-            self._values.load_state_dict({"moments": moments})
-
-
 @dataclass(frozen=True)
 class Share:
     """Holds one trainer's share: a piece of the parameters, and for the last one the statistics.
@@ -158,7 +132,7 @@ class Share:
     """
 
     piece: FlatParameters | Piece
-    published: ExactPolicy
+    published: PublishedPolicy
     codec: GradientCodec
     has_statistics: bool
 
@@ -172,7 +146,7 @@ class Share:
         normalizers = role.normalizers if is_last else Normalizers(None, None)
         moments = moments_of(algorithm, normalizers) if is_last else 0
         codec = GradientCodec(moments, len(algorithm.stats), piece.numel)
-        return cls(piece, ExactPolicy(piece, normalizers), codec, is_last)
+        return cls(piece, PublishedPolicy(piece, normalizers), codec, is_last)
 
 
 class GradientLoop(RolloutLoop):
@@ -183,8 +157,8 @@ class GradientLoop(RolloutLoop):
         mgr = role.mgr
         trainers = len(mgr.context.wires.out_of(mgr.GMI_id))
         self._shares = [Share.of(role, self._parameters, i, trainers) for i in range(trainers)]
-        self._published: list[Published] = [share.published for share in self._shares]
-        self._codecs: list[Codec] = [share.codec for share in self._shares]
+        self._published = [share.published for share in self._shares]
+        self._codecs = [share.codec for share in self._shares]
         settings = mgr.config.algorithm
         self._max_norm = settings.max_grad_norm if is_sharded(settings) else None
         self._maker = GradientMaker(role.algorithm, role.normalizers, self._parameters)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -39,13 +39,6 @@ if TYPE_CHECKING:
 _ANSWERS: Final = 2  # one that nobody waits for any more, and the one that somebody does
 _MAX_WORDS: Final = 500  # bytes of a word that an agent answers with
 _CPU: Final = torch.device("cpu")
-
-
-class Published(Protocol):
-    """The policy that an order carries."""
-
-    def load(self, vector: Tensor) -> None:
-        """Makes the policy what the trainer wrote."""
 
 
 class RolloutWorker:
@@ -158,9 +151,8 @@ class RolloutLoop:
 
     def _make_codec(self, num_env: int) -> None:
         """Makes what reads orders and writes answers, for each trainer."""
-        published: Published = PublishedPolicy(self._parameters, self._role.normalizers)
-        codec: Codec = codec_of(self._role, num_env)
-        self._published, self._codecs = [published], [codec]
+        self._published = [PublishedPolicy(self._parameters, self._role.normalizers)]
+        self._codecs: list[Codec] = [codec_of(self._role, num_env)]
 
     def run(self) -> dict[str, Any]:
         """Follows orders to the end, and returns the steps of this GMI in all its lives.

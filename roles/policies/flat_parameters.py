@@ -181,15 +181,19 @@ class PublishedPolicy:
     """The parameters of a policy and its normalisers' statistics, to and from float32 [numel].
 
     In this order: parameters as `FlatParameters` lays them out, with padding, then means and
-    1 / deviations of the observation normaliser and of the value normaliser, as far as there are
-    any. Both ends build it from the same config, so that nothing but numbers travels.
+    1 / deviations of the observation normaliser, and the moments of the value normaliser, which may
+    be merged with more: float64 in the place of two float32. Both ends build it from the same
+    config, so that nothing but numbers travels.
     """
 
     def __init__(self, parameters: FlatParameters | Piece, normalizers: Normalizers) -> None:
-        self._parameters = parameters
-        both = (normalizers.observations, normalizers.values)
-        self._normalizers = [norm for norm in both if norm is not None]
-        self.numel = parameters.numel + sum(2 * norm.width for norm in self._normalizers)
+        self._tensors: list[Tensor] = [parameters.data]
+        if (observations := normalizers.observations) is not None:
+            self._tensors += (observations.mean, observations.inv_std)
+        if (values := normalizers.values) is not None:
+            self._tensors.append(values.moments)
+        self._values = values
+        self.numel = sum(tensor.nbytes for tensor in self._tensors) // 4
 
     @torch.no_grad()
     def write(self, out: Tensor) -> None:
@@ -207,10 +211,10 @@ class PublishedPolicy:
             )
         for tensor, part in self._parts(vector):
             tensor.copy_(part)
+        if self._values is not None:
+            self._values.refresh()
 
     def _parts(self, vector: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        start = 0
-        statistics = [part for norm in self._normalizers for part in (norm.mean, norm.inv_std)]
-        for tensor in (self._parameters.data, *statistics):
-            yield tensor, vector[start : start + tensor.numel()]
-            start += tensor.numel()
+        parts = torch.split(vector, [tensor.nbytes // 4 for tensor in self._tensors])
+        for tensor, part in zip(self._tensors, parts, strict=True):
+            yield tensor, part.view(tensor.dtype)

@@ -68,7 +68,7 @@ class RunningNormalizer:
     """
 
     def __init__(self, width: int, *, clip: float, device: torch.device | str = "cpu") -> None:
-        self._moments = torch.zeros(1 + 2 * width, dtype=torch.float64, device=device)
+        self.moments = torch.zeros(1 + 2 * width, dtype=torch.float64, device=device)
         self.width = width
         self._clip = clip
         self.mean = torch.zeros(width, device=device)
@@ -79,14 +79,15 @@ class RunningNormalizer:
 
         Does not wait for a device if they are on that of the statistics.
         """
-        merged = self._moments
+        merged = self.moments
         merged.copy_(merge_moments(torch.stack([merged, moments.to(merged.device, torch.float64)])))
-        self._refresh()
+        self.refresh()
 
-    def _refresh(self) -> None:
-        count = self._moments[0]
-        variance = self._moments[1 + self.width :] / count.clamp(min=1.0)
-        self.mean.copy_(self._moments[1 : 1 + self.width])
+    def refresh(self) -> None:
+        """Computes mean and deviation anew: `moments` were written."""
+        count = self.moments[0]
+        variance = self.moments[1 + self.width :] / count.clamp(min=1.0)
+        self.mean.copy_(self.moments[1 : 1 + self.width])
         self.inv_std.copy_((variance + 1e-8).rsqrt_().masked_fill_(count == 0, 1.0))
 
     @property
@@ -105,7 +106,7 @@ class RunningNormalizer:
     @property
     def tensors(self) -> list[Tensor]:
         """Returns the tensors that `update` and `load` change, in place."""
-        return [self._moments, self.mean, self.inv_std]
+        return [self.moments, self.mean, self.inv_std]
 
     def normalize(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         """(rows - mean) / std, clipped; [B, D]."""
@@ -117,11 +118,11 @@ class RunningNormalizer:
         return rows / self.inv_std + self.mean
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"moments": self._moments.clone()}
+        return {"moments": self.moments.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self._moments.copy_(state["moments"])
-        self._refresh()
+        self.moments.copy_(state["moments"])
+        self.refresh()
 
 
 def normalized(normalizer: RunningNormalizer | None, rows: Tensor, out: Tensor) -> Tensor:
