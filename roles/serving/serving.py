@@ -32,6 +32,7 @@ from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.runtime.process.progress import beat
 
 _REPORT_S: Final = 0.5
+_CPU: Final = torch.device("cpu")
 
 
 class Simulation:
@@ -136,11 +137,10 @@ class Server(ActingRole):
 
     recoverable = says_set_up = True
 
-    def _begin(self, phases: Sequence[str]) -> None:
-        """Starts the clock when all GMIs are set up; `phases` are what the time is spent with."""
+    def _begin(self, phases: Sequence[str], device: torch.device = _CPU) -> None:
+        """Starts when all GMIs are set up; `phases` are what the time of `device` is spent with."""
         self.mgr.await_set_up()
-        self._tally = self.mgr.tally
-        self._seconds = dict.fromkeys(phases, 0.0)
+        self._tally, self._phases, self._clock = self.mgr.tally, phases, Clock(device)
         self._turns, self._horizon = 0, self.mgr.config.algorithm.horizon
         self._began = self._reported = perf_counter()
 
@@ -174,7 +174,7 @@ class Server(ActingRole):
             if last:
                 simulation.settle()
             totals = totals.plus(simulation.episodes.take())
-        seconds = self._take_seconds()
+        seconds = dict.fromkeys(self._phases, 0.0) | self._clock.read()
         self._reported = perf_counter()  # all that is reported has been done by now
         self.mgr.report(
             {
@@ -189,11 +189,6 @@ class Server(ActingRole):
                 "length_sum": totals.length_sum,
             }
         )
-
-    def _take_seconds(self) -> dict[str, float]:
-        """Returns the seconds of each phase since the last call."""
-        seconds, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
-        return seconds
 
     def _load(self, env: VecEnv) -> None:
         """Makes the policy that acts in environments like `env`: `run.policy`, or a new one."""
@@ -217,12 +212,12 @@ class Serving(Server):
         self.check_no_params(params)
         env = self.make_env()
         self.mgr.close_later(env.close)
-        pool, clock, leash = self.pool(env.device), Clock(env.device), Leash(env.device)
+        pool, leash = self.pool(env.device), Leash(env.device)
         simulation = Simulation(env, pool)
         self._load(env)
         turns = Turns(simulation, self._actor(), pool)
-        self._clock = clock
-        self._begin(("simulate", "infer"))
+        self._begin(("simulate", "infer"), env.device)
+        clock = self._clock
         while self._has_steps_left():
             self._turn()
             clock.begin("infer")
@@ -238,6 +233,3 @@ class Serving(Server):
         self._report([simulation], last=True)
         turns.close()
         return {"steps": self._steps}
-
-    def _take_seconds(self) -> dict[str, float]:
-        return super()._take_seconds() | self._clock.read()

@@ -91,12 +91,12 @@ class ServingSimulator(Server):
 
     def _step(self, half: int, simulation: Simulation) -> bool:
         """Awaits the actions of a half and steps it; False if asked to stop meanwhile."""
-        start = perf_counter()
+        self._clock.begin("wait")
         with phase("wait"):
             packet = self._answer(half)
+        self._clock.begin("" if packet is None else "simulate")
         if packet is None:
             return False
-        answered = perf_counter()
         rows = simulation.env.num_env
         with phase("simulate"):
             action = _read(packet, rows, self._width, simulation.env.device)
@@ -104,9 +104,8 @@ class ServingSimulator(Server):
             simulation.settle()
             self._receiver.release(packet)
             self._ask(half, simulation)
+        self._clock.stop()
         self._count(rows)
-        self._seconds["wait"] += answered - start
-        self._seconds["simulate"] += perf_counter() - answered
         return True
 
     def _answer(self, half: int) -> Packet | None:
@@ -168,7 +167,7 @@ class ServingAgent(Server):
         none_began = [torch.zeros(rows, dtype=torch.bool, device=device) for rows, _ in shapes]
         heard_s = perf_counter()
         while True:
-            start = perf_counter()
+            self._clock.begin("wait")
             try:
                 packet = receiver.poll()
                 if packet is None:
@@ -177,8 +176,8 @@ class ServingAgent(Server):
                     silent_s = 0.0 if arrived else perf_counter() - heard_s
                     if silent_s > self.mgr.timeout.total_seconds():
                         raise late_one(receiver, self.mgr.timeout, "has not asked")
-                    self._seconds["wait"] += perf_counter() - start
                     continue
+                self._clock.begin("infer")
                 half = packet.header.stream
                 rows, width = shapes[half]
                 if half == 0:  # the first half of a step
@@ -190,9 +189,10 @@ class ServingAgent(Server):
                     self._send(sender, packet, actors[half].act(observation, began))
                     receiver.release(packet)  # only now: one that was not answered is given again
             except LinkEnded:
+                self._clock.stop()
                 return
+            self._clock.stop()
             heard_s = perf_counter()
-            self._seconds["infer"] += heard_s - start
             self._count(rows)
             self._report()
 

@@ -9,6 +9,7 @@ import torch
 from gmi_drl.comm.errors import LinkTimeout, SchemaDiffers
 from gmi_drl.roles import ServingAgent, ServingSimulator
 from gmi_drl.roles.serving import serving_pair
+from gmi_drl.roles.telemetry.clock import Clock
 
 
 class Played:
@@ -36,7 +37,7 @@ class BusyAgent(ServingAgent):
     def __init__(self):
         context = SimpleNamespace(device=torch.device("cpu"))
         self.mgr = SimpleNamespace(context=context, timeout=timedelta(seconds=5))
-        self._seconds = {"infer": 0.0, "wait": 0.0}
+        self._clock = Clock(context.device)
 
     def _nothing(self, *_):
         pass
