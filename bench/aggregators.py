@@ -23,7 +23,6 @@ Run it on a machine that does nothing else.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 import os
@@ -32,8 +31,8 @@ import time
 from typing import Any, Final
 
 import torch
-from modes import Rates, in_turn
-from report import emit_pairs
+from modes import Rates, column, in_turn
+from report import emit_pairs, parser
 
 from gmi_drl import runtime
 from gmi_drl.roles.evaluators.aggregator import Aggregator, Tried, aggregated
@@ -81,26 +80,21 @@ def measure(size: int, rounds: int, gathers: int) -> None:
     }
     results = in_turn(sides, rounds)
     runtime.kill([*actors, *evaluators])
-    cpu = {
-        side: statistics.median(run["driver_cpu_ms"] for run in runs)
-        for side, runs in results.items()
-    }
-    ms = {side: [run["ms"] for run in runs] for side, runs in results.items()}
+    cpu, peer_cpu = map(statistics.median, column(results, "driver_cpu_ms").values())
     emit_pairs(
-        "aggregators", f"gather/{size}", "ms", ms["tree"], ms["flat"], smaller_is_better=True,
-        digits=2, peer_name="a driver that hears of each", evaluators=size, fan_out=fan_out,
-        aggregators=len(actors), cores=len(os.sched_getaffinity(0)),
-        driver_cpu_ms=round(cpu["tree"], 3), peer_driver_cpu_ms=round(cpu["flat"], 3),
+        "aggregators", f"gather/{size}", "ms", *column(results, "ms").values(), digits=2,
+        smaller_is_better=True, peer_name="a driver that hears of each", evaluators=size,
+        fan_out=fan_out, aggregators=len(actors), cores=len(os.sched_getaffinity(0)),
+        driver_cpu_ms=round(cpu, 3), peer_driver_cpu_ms=round(peer_cpu, 3),
     )  # fmt: skip
 
 
 def main() -> None:
     """Measures the rows that are asked for."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--gathers", type=int, default=30, help="of each side in each round")
-    options = parser.parse_args()
+    options_of = parser(__doc__, rounds=5)
+    options_of.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
+    options_of.add_argument("--gathers", type=int, default=30, help="of each side in each round")
+    options = options_of.parse_args()
     torch.set_num_threads(1)
     runtime.init(["gmi_drl.rl"])
     try:

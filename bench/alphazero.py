@@ -27,10 +27,7 @@ It needs gmi-drl[open_spiel]. Run it on a machine that does nothing else.
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -39,8 +36,8 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from modes import Rates, in_turn
-from report import RESULTS, emit
+from modes import Rates, column, in_turn
+from report import RESULTS, emit, emit_pairs, parser, say
 
 import gmi_drl
 
@@ -130,20 +127,14 @@ def leaves(rounds: int, seconds: float) -> None:
     torch.set_num_threads(1)
     for name, fields in NETWORKS.items():
         network = network_of(fields)
-        rates = in_turn(
-            {
-                "ours": lambda n=network: ours(n, seconds),  # type: ignore[misc]
-                "OpenSpiel": lambda n=network: openspiel(n, seconds),  # type: ignore[misc]
-            },
-            rounds,
-        )
-        speeds, peer_speeds = ([run["leaves_per_s"] for run in rates[side]] for side in rates)
-        emit(
-            "alphazero", f"leaves {name}", value=round(statistics.median(speeds)), unit="leaves/s",
-            peer=round(statistics.median(peer_speeds)), peer_name="OpenSpiel's Python AlphaZero",
-            ratio=statistics.median(a / b for a, b in zip(speeds, peer_speeds, strict=True)),
-            repeats=rounds, spread=[round(min(speeds)), round(max(speeds))], games=GAMES,
-            simulations=SIMULATIONS,
+        sides = {
+            side.__name__: lambda side=side, network=network: side(network, seconds)
+            for side in (ours, openspiel)
+        }
+        speeds = column(in_turn(sides, rounds), "leaves_per_s")
+        emit_pairs(
+            "alphazero", f"leaves {name}", "leaves/s", *speeds.values(), digits=None, games=GAMES,
+            simulations=SIMULATIONS, peer_name="OpenSpiel's Python AlphaZero",
         )  # fmt: skip
 
 
@@ -168,7 +159,7 @@ class Looker(gmi_drl.Callback):
         policies = (gmi_drl.load_policy(path, overrides=[ALONE]), gmi_drl.load_policy(path))
         shares = [round(best_share(policy.act), 3) for policy in policies]
         self.shares.append([self.last["steps"], *shares])
-        print("steps, best moves alone, by search:", self.shares[-1], file=sys.stderr, flush=True)
+        say(f"steps, best moves alone, by search: {self.shares[-1]}")
 
 
 def training(seconds: float, rounds: int) -> None:
@@ -192,7 +183,7 @@ def training(seconds: float, rounds: int) -> None:
         wins, draws, losses = against_mcts(equal, MATCH)
     emit(
         "alphazero", "connect four", value=(wins + 0.5 * draws) / MATCH,
-        unit="score against MCTS with 400 rollouts", peer=None, ratio=None, repeats=1, spread=None,
+        unit="score against MCTS with 400 rollouts",
         wins=wins, draws=draws, losses=losses, with_fewer_leaves=fewer_leaves,
         leaves=[ROLLOUTS, TRAINED["play_simulations"]], network=NETWORK, best_moves=looker.shares,
         best_moves_of_search_alone=round(best_share(search_alone), 3),
@@ -254,14 +245,11 @@ def against_mcts(policy: Any, games: int) -> tuple[int, int, int]:
 
 def main() -> None:
     """Measures what is asked for."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("part", choices=("leaves", "training"))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--seconds", type=float, default=8.0, help="of a side in a round, or of training"
-    )
-    parser.add_argument("--look", type=int, default=10, help="rounds between two looks")
-    options = parser.parse_args()
+    options_of = parser(__doc__, rounds=3)
+    options_of.add_argument("part", choices=("leaves", "training"))
+    options_of.add_argument("--seconds", type=float, default=8.0, help="of a side, or of training")
+    options_of.add_argument("--look", type=int, default=10, help="rounds between two looks")
+    options = options_of.parse_args()
     if options.part == "leaves":
         leaves(options.rounds, options.seconds)
     else:

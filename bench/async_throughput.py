@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 from typing import Any
 
-from modes import Rates, in_turn, launched, peer
-from report import emit_pairs
+from modes import column, in_turn, launched, peer
+from report import emit_pairs, parser
 
 TASKS = {"ant": ("Ant-v5", "ant"), "halfcheetah": ("HalfCheetah-v5", "ant"),
          "cartpole": ("CartPole-v1", [64, 64])}  # fmt: skip
@@ -62,44 +63,31 @@ def co_located(task: str, options: argparse.Namespace) -> dict[str, Any]:
 def measure(task: str, options: argparse.Namespace) -> None:
     """Measures all contestants of one task in turn, and emits their rows."""
     warmup, count = options.warmup, options.iterations
-    config = config_of(task, options)
-
-    def by_peer(processes: int) -> Rates:
-        return peer(config, count, warmup, processes)
-
-    results = in_turn(
-        {
-            "decoupled": lambda: launched(config, warmup),
-            "two_process": lambda: by_peer(2),
-            "co_located": lambda: launched(co_located(task, options), warmup),
-            "one_process": lambda: by_peer(1),
-            "ucc": lambda: launched(config_of(task, options, "ucc"), warmup),
-            "joined": lambda: launched(config_of(task, options, "joined"), warmup),
-        },
-        options.rounds,
-    )
-    ours = results.pop("decoupled")
-    lag = sum(rates["policy_lag"] for rates in ours) / len(ours)
-    for peer_name, peer_rates in results.items():
-        for quantity, key in KEYS.items():
+    configs = {
+        "decoupled": config_of(task, options), "co_located": co_located(task, options),
+        "ucc": config_of(task, options, "ucc"), "joined": config_of(task, options, "joined"),
+    }  # fmt: skip
+    entries = {name: lambda c=c: launched(c, warmup) for name, c in configs.items()}
+    for name, processes in (("two_process", 2), ("one_process", 1)):
+        entries[name] = lambda n=processes: peer(configs["decoupled"], count, warmup, n)
+    results = in_turn(entries, options.rounds)
+    lag = statistics.fmean(rates["policy_lag"] for rates in results["decoupled"])
+    for quantity, key in KEYS.items():
+        rates = column(results, key)
+        ours = rates.pop("decoupled")
+        for peer_name, peer_rates in rates.items():
             emit_pairs(
-                "async_throughput", f"{task}/{quantity}/{peer_name}", "1/s",
-                [rates[key] for rates in ours], [rates[key] for rates in peer_rates],
+                "async_throughput", f"{task}/{quantity}/{peer_name}", "1/s", ours, peer_rates,
                 num_env=options.num_env, horizon=options.horizon, policy_lag=round(lag, 3),
             )  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["ant", "cartpole"])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--iterations", type=int, default=300, help="segments trained on in a run")
-    parser.add_argument("--warmup", type=int, default=50, help="of these")
-    parser.add_argument("--num-env", type=int, default=16)
-    parser.add_argument("--horizon", type=int, default=32)
-    options = parser.parse_args()
+    options_of = parser(__doc__, rounds=5, num_env=16, horizon=32)
+    options_of.add_argument("--tasks", nargs="+", choices=TASKS, default=["ant", "cartpole"])
+    options_of.add_argument("--iterations", type=int, default=300, help="segments of a run")
+    options_of.add_argument("--warmup", type=int, default=50, help="of these")
+    options = options_of.parse_args()
     if len(os.sched_getaffinity(0)) < 2:
         raise SystemExit("two cores are needed: one to simulate and infer, one to train.")
     for task in options.tasks:

@@ -25,7 +25,6 @@ Run it on a machine that does nothing else.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import multiprocessing
 import os
@@ -35,9 +34,9 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-from modes import BENCH, Rates, answer_of, at_once, in_turn, lines_of, meet_others
+from modes import BENCH, Rates, answer_of, at_once, column, in_turn, lines_of, meet_others
 from peers.pool_worker import Seen, Vector, begin, numel_of, play, sizes_of
-from report import emit
+from report import emit_pairs, parser, ratios_of
 
 ROWS: Final = ("Swimmer-v5", "HalfCheetah-v5", "HalfCheetah-v5/64x64")
 LENGTH: Final = 1_000  # steps of an episode; none of these environments ends one before
@@ -83,7 +82,7 @@ def _step_alone(environment: str, seconds: float) -> float:
     torch.set_num_threads(1)
     env = make_env(environment, PER_CORE, seed=os.getpid())
     generator = torch.Generator().manual_seed(0)
-    size = env.action_space.shape[0]  # type: ignore[index]
+    size = env.action_space.shape[0]
     actions = (0.2 * torch.randn(64, PER_CORE, size, generator=generator)).unbind()
     env.reset()
     for action in actions:
@@ -143,47 +142,37 @@ def by_evosax(
         f"--noise={NOISE}", f"--learning-rate={STEP}", f"--seconds={seconds}",
         "--hidden", *map(str, hidden),
     ]  # fmt: skip
-    return {"evaluations_per_s": answer_of(command)["evaluations_per_s"]}
+    return answer_of(command)
 
 
 def main() -> None:
     """Measures the rows that are asked for."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each side in each round")
-    parser.add_argument("--python", help="an interpreter that has evosax, to measure it too")
-    options = parser.parse_args()
-    cores, seconds = len(os.sched_getaffinity(0)), options.seconds
+    options_of = parser(__doc__, rounds=3)
+    options_of.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    options_of.add_argument("--seconds", type=float, default=8.0, help="of each side in each round")
+    options_of.add_argument("--python", help="an interpreter that has evosax, to measure it too")
+    options = options_of.parse_args()
+    cores = len(os.sched_getaffinity(0))
     for row in options.rows:
         environment, _, shape = row.partition("/")
-        hidden = [int(size) for size in shape.split("x")] if shape else []
+        job = environment, [int(size) for size in shape.split("x") if size], cores, options.seconds
         sides: dict[str, Callable[[], Rates]] = {
-            "ours": functools.partial(ours, environment, hidden, cores, seconds),
-            "bare": functools.partial(bare, environment, cores, seconds),
-            "pool": functools.partial(pooled, environment, hidden, cores, seconds),
+            "ours": functools.partial(ours, *job),
+            "bare": functools.partial(bare, environment, cores, options.seconds),
+            "pool": functools.partial(pooled, *job),
         }
         if options.python:
-            sides["evosax"] = functools.partial(
-                by_evosax, options.python, environment, hidden, cores, seconds
-            )
-        rates = in_turn(sides, options.rounds)
-        speeds = {side: [run["evaluations_per_s"] for run in runs] for side, runs in rates.items()}
-        middle = {side: round(statistics.median(values), 2) for side, values in speeds.items()}
-        ratio = {
-            side: statistics.median(a / b for a, b in zip(speeds["ours"], values, strict=True))
-            for side, values in speeds.items()
-        }
+            sides["evosax"] = functools.partial(by_evosax, options.python, *job)
+        speeds = column(in_turn(sides, options.rounds), "evaluations_per_s")
         fields = {}
-        if options.python:
-            fields = {"evosax": middle["evosax"], "ratio_to_evosax": round(ratio["evosax"], 3)}
-        emit(
-            "evolution", row, value=middle["ours"],
-            unit="evaluations/s", peer=middle["pool"], ratio=ratio["pool"],
-            repeats=options.rounds,
-            spread=[round(min(speeds["ours"]), 2), round(max(speeds["ours"]), 2)],
-            peer_name="multiprocessing.Pool", gmis=cores,
-            bare=middle["bare"], share_of_bare=round(ratio["bare"], 3), **fields,
+        for side, ratio in (("bare", "share_of_bare"), ("evosax", "ratio_to_evosax")):
+            if side in speeds:
+                ratios = ratios_of(speeds["ours"], speeds[side])
+                fields[side] = round(statistics.median(speeds[side]), 2)
+                fields[ratio] = round(statistics.median(ratios), 3)
+        emit_pairs(
+            "evolution", row, "evaluations/s", speeds["ours"], speeds["pool"], digits=2,
+            peer_name="multiprocessing.Pool", gmis=cores, **fields,
         )  # fmt: skip
 
 

@@ -25,15 +25,14 @@ Run it on one core of a machine that does nothing else, by `taskset -c 0`.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import time
 from typing import Any, Final
 
 import torch
-from modes import Rates, in_turn
-from report import RESULTS, emit, rows_of
+from modes import Rates, column, in_turn
+from report import RESULTS, emit, parser, rows_of
 
 from gmi_drl import rl
 from gmi_drl.comm import solo_group
@@ -79,7 +78,7 @@ def measured_step(es_evaluator: rl.Evaluator, weights: Any, directions: int) -> 
     tried = es_evaluator.score(weights, 0, 0, directions)
     cpu_s = time.process_time() - began
     steps = sum(float(pair[:, 1].sum()) for pair in tried.pairs.values())
-    return {"step_us": 1e6 * cpu_s / steps}
+    return {"us": 1e6 * cpu_s / steps}
 
 
 def measured_update(step: EvolutionStep, directions: int, width: int) -> Rates:
@@ -90,24 +89,20 @@ def measured_update(step: EvolutionStep, directions: int, width: int) -> Rates:
     tried = Tried.of(rows, 0)
     began = time.process_time()
     step.take(tried, step.parameters(), 0)
-    return {"direction_us": 1e6 * (time.process_time() - began) / directions}
+    return {"us": 1e6 * (time.process_time() - began) / directions}
 
 
 def main() -> None:
     """Measures, and emits the projection."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--directions", type=int, default=8, help="that are played in a round")
-    options = parser.parse_args()
+    options = parser(__doc__, rounds=3, directions=8).parse_args()
     torch.set_num_threads(1)
     es_evaluator = evaluator()
     graph = rl.Population(rl.ES, [es_evaluator]).graph
     learner = Learner(graph.algorithm, torch.Generator())
     learner.connect(solo_group())
     step = EvolutionStep(graph.algorithm, learner, 0)
-    normalizer = graph.algorithm.normalizers.observations
-    assert normalizer is not None
-    weights, width, directions = graph.acting(), 2 + 2 * normalizer.width, 40 * options.directions
+    width = 2 + 2 * graph.algorithm.normalizers.observations.width
+    weights, directions = graph.acting(), 40 * options.directions
     results = in_turn(
         {
             "step": lambda: measured_step(es_evaluator, weights, options.directions),
@@ -116,8 +111,9 @@ def main() -> None:
         options.rounds,
     )
     es_evaluator.close()
-    step_s = statistics.median(run["step_us"] for run in results["step"]) / 1e6
-    direction_s = statistics.median(run["direction_us"] for run in results["update"]) / 1e6
+    step_s, direction_s = (
+        statistics.median(column({name: runs}, "us")[name]) / 1e6 for name, runs in results.items()
+    )
     bare_s = rows_of(RESULTS / "envs.json")["humanoid/physics"]["cpu_s_per_1000_steps"] / 1e3
     parameters = int(graph.parameters.data.numel())
     project("Humanoid on 8,192 cores", step_s, direction_s, parameters, options.rounds)
@@ -137,7 +133,7 @@ def project(name: str, step_s: float, direction_s: float, parameters: int, repea
     emit(
         "humanoid_projection", name, value=round(total_s / 60, 1),
         unit="minutes, projected", peer=3.7, peer_name="Ray's and RLlib's papers",
-        ratio=PUBLISHED_S / total_s, repeats=repeats, spread=None, projection=True,
+        ratio=PUBLISHED_S / total_s, repeats=repeats, projection=True,
         cores=CORES, updates=updates, episodes=2 * DIRECTIONS * updates, parameters=parameters,
         round_s={
             "simulate": round(simulate_s, 3), "gather": round(gather_s, 3),

@@ -18,11 +18,7 @@ nothing else, one or all rows at a time:
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,15 +26,14 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from checkout import ROOT, checkout, environment
-from modes import Rates, in_turn
-from report import emit, emit_pairs
+from checkout import ROOT, checkout, launched_in, output_of
+from modes import Rates, column, in_turn
+from report import emit, emit_pairs, metrics_of, parser, say
 
 from gmi_drl.placement import load_config
 from gmi_drl.roles.envs import make_env
 
 ROWS: Final = ("batch", "memory", "steps", "lz4")
-TIMEOUT_S: Final = 280
 MIB: Final = 1 << 20
 # Prints the bytes of a batch of 64 x 128; it is run with the gmi_drl of either commit.
 BATCH: Final = """
@@ -69,27 +64,12 @@ def config_of(*words: str) -> dict[str, Any]:
     return load_config(path, overrides).model_dump(mode="json", exclude_unset=True)
 
 
-def asked(tree: Path, program: list[str], folder: str | None = None) -> str:
-    """Returns the output of a Python program that runs with the gmi_drl of `tree`."""
-    completed = subprocess.run(
-        [sys.executable, *program], cwd=folder, env=environment(tree), capture_output=True,
-        text=True, timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
-    if completed.returncode:
-        raise SystemExit(f"in {tree}:\n{completed.stdout}{completed.stderr[-3000:]}")
-    return completed.stdout
-
-
 def job(tree: Path, config: dict[str, Any], warmup: int = 1) -> Callable[[], Rates]:
     """Returns a function that launches a run and reads its metrics."""
 
     def run() -> Rates:
-        with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
-            run_config = {**config, "run": {**config["run"], "folder": "runs", "name": "bench"}}
-            Path(folder, "config.yaml").write_text(json.dumps(run_config))
-            asked(tree, ["-m", "gmi_drl", "launch", "config.yaml", "--quiet"], folder)
-            (path,) = Path(folder).glob("runs/bench/*/metrics.jsonl")
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
+        with launched_in(tree, config) as folder:
+            lines = metrics_of(folder)
         first, last = lines[warmup - 1], lines[-1]
         rate = (last["steps"] - first["steps"]) / (last["time_s"] - first["time_s"])
         return {"steps_per_s": rate, "mem_mib": last["mem_peak_bytes"] / MIB}
@@ -99,12 +79,12 @@ def job(tree: Path, config: dict[str, Any], warmup: int = 1) -> Callable[[], Rat
 
 def batch_rows(before: Path) -> None:
     config = json.dumps(config_of())
-    nbytes, peer = (int(asked(tree, ["-c", BATCH, config])) for tree in (ROOT, before))
+    nbytes, peer = (int(output_of(tree, ["-c", BATCH, config])) for tree in (ROOT, before))
     emit_pairs("images", "batch/before", "bytes", [nbytes], [peer], smaller_is_better=True)
     try:
         from stable_baselines3.common.buffers import RolloutBuffer
     except ImportError:
-        print("batch/sb3: stable-baselines3 is not installed", file=sys.stderr)
+        say("batch/sb3: stable-baselines3 is not installed")
         return
     from gymnasium import spaces
 
@@ -114,12 +94,12 @@ def batch_rows(before: Path) -> None:
     emit_pairs("images", "batch/sb3", "bytes", [nbytes], [peers], smaller_is_better=True)
 
 
-def pair(name: str, before: Path, key: str, rounds: int, config: dict[str, Any]) -> None:
+def compare(name: str, before: Path, key: str, rounds: int, config: dict[str, Any]) -> None:
     """Measures a job at both commits in turn, and emits one of its metrics."""
-    results = in_turn({"now": job(ROOT, config), "before": job(before, config)}, rounds)
-    ours, theirs = ([run[key] for run in results[way]] for way in ("now", "before"))
+    ways = {"now": job(ROOT, config), "before": job(before, config)}
+    pair = column(in_turn(ways, rounds), key).values()
     unit = "MiB" if key == "mem_mib" else "steps/s"
-    emit_pairs("images", name, unit, ours, theirs, smaller_is_better=key == "mem_mib")
+    emit_pairs("images", name, unit, *pair, smaller_is_better=key == "mem_mib")
 
 
 def lz4_rows(rounds: int) -> None:
@@ -143,7 +123,7 @@ def lz4_rows(rounds: int) -> None:
         factor = len(raw) / len(packed)
         emit(
             "images", f"lz4/{name}", value=round(factor, 1), unit="times smaller", peer=1,
-            ratio=factor, repeats=1, spread=None,
+            ratio=factor,
             compress_bytes_per_s=round(len(raw) / (between - began)),
             pays_below=round((len(raw) - len(packed)) / spent_s),
         )  # fmt: skip
@@ -154,27 +134,25 @@ def lz4_rows(rounds: int) -> None:
     ]  # fmt: skip
     ways = {name: job(ROOT, config_of(*overrides, f"experience.lz4={lz4}"), 5) for name, lz4 in
             (("lz4", "[observation]"), ("plain", "[]"))}  # fmt: skip
-    results = in_turn(ways, rounds)
-    ours, theirs = ([run["steps_per_s"] for run in results[way]] for way in ("lz4", "plain"))
-    emit_pairs("images", "lz4/job", "steps/s", ours, theirs)
+    pair = column(in_turn(ways, rounds), "steps_per_s").values()
+    emit_pairs("images", "lz4/job", "steps/s", *pair)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--before", required=True, metavar="COMMIT")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
-    options = parser.parse_args()
+    options_of = parser(__doc__, rounds=3)
+    options_of.add_argument("--before", required=True, metavar="COMMIT")
+    options_of.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
+    options = options_of.parse_args()
     with checkout(options.before) as before:
         if "batch" in options.rows:
             batch_rows(before)
         if "memory" in options.rows:
             overrides = ["env.num_env=32", "run.total_steps=8_192", "algorithm.epochs=1"]
             config = config_of(*overrides, "algorithm.minibatches=16")
-            pair("memory/before", before, "mem_mib", 1, config)
+            compare("memory/before", before, "mem_mib", 1, config)
         if "steps" in options.rows:
             config = config_of("env.num_env=4", "run.total_steps=2_048")
-            pair("steps/before", before, "steps_per_s", options.rounds, config)
+            compare("steps/before", before, "steps_per_s", options.rounds, config)
     if "lz4" in options.rows:
         lz4_rows(options.rounds)
 

@@ -20,20 +20,18 @@ Two rows for each example of CartPole: with one GMI, with two, and of mode async
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import pickle
 import sqlite3
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from report import emit, emit_pairs
+from report import emit_median, emit_pairs, metrics_of, parser
 
 import gmi_drl
 from gmi_drl import runtime
@@ -65,8 +63,7 @@ def launched(case: str, iterations: int, lineage: int, folder: Path) -> tuple[fl
         ],
         view="none",
     ).folder  # fmt: skip
-    lines = (run_folder / "metrics.jsonl").read_text().splitlines()
-    times_s = [json.loads(line)["time_s"] for line in lines]
+    times_s = [line["time_s"] for line in metrics_of(run_folder)]
     durations_s = [b - a for a, b in itertools.pairwise(times_s)][min(WARM_UP, len(times_s) // 2) :]
     return 1e3 * statistics.median(durations_s), run_folder
 
@@ -101,7 +98,6 @@ def cpu_us(config: Config, layout: Layout, experience: Experience, rounds: int) 
             begun_s = time.process_time()
             for version in range(1, rounds + 1):
                 unpacked = codec.unpack([codec.pack(single_uses, experience.lag)] * trainers)
-                assert unpacked is not None
                 uses = [(t, *use) for t, group in enumerate(unpacked.uses) for use in group]
                 lineage = {
                     "generation": 0, "version": version, "updates": version, "steps": version,
@@ -139,14 +135,10 @@ def used_in(folder: Path) -> tuple[Experience, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--iterations", type=int, default=60)
-    parser.add_argument("--only", choices=CASES, help="one case")
-    parser.add_argument("--dry", action="store_true", help="one tiny pair; keeps nothing")
-    options = parser.parse_args(arguments)
+    options_of = parser(__doc__, pairs=5, iterations=60)
+    options_of.add_argument("--only", choices=CASES, help="one case")
+    options_of.add_argument("--dry", action="store_true", help="one tiny pair; keeps nothing")
+    options = options_of.parse_args(arguments)
     pairs, iterations = (1, 4) if options.dry else (options.pairs, options.iterations)
     for case in ["cartpole"] if options.dry else [options.only] if options.only else CASES:
         took_ms: dict[int, list[float]] = {100_000: [], 0: []}
@@ -162,23 +154,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             config = load_config(recorded / "config.yaml")
             layout = Layout.from_json((recorded / "layout.json").read_text())
         spent_us = cpu_us(config, layout, experience, 200 if options.dry else 5000)
-        on_ms, off_ms = took_ms[100_000], took_ms[0]
-        share = 100 * spent_us / 1e3 / statistics.median(on_ms)
-        summary = f"{statistics.median(on_ms):.2f} ms with, {statistics.median(off_ms):.2f} without"
-        print(f"{case}: {summary}; {spent_us:.0f} us of CPU, {share:.3f} %", file=sys.stderr)
-        fields: dict[str, Any] = {"cpu_us": round(spent_us, 1), "row_bytes": row_bytes}
-        if options.dry:
-            print(json.dumps({"case": case, "share_percent": share, **fields}), flush=True)
-            continue
         emit_pairs(
-            "lineage", f"iteration/{case}", "ms", on_ms, off_ms, smaller_is_better=True,
-            digits=3, iterations=iterations,
+            "lineage", f"iteration/{case}", "ms", *took_ms.values(), smaller_is_better=True,
+            digits=3, iterations=iterations, dry=options.dry,
         )  # fmt: skip
-        shares = [100 * spent_us / 1e3 / iteration_ms for iteration_ms in on_ms]
-        emit(
-            "lineage", f"share/{case}", value=round(share, 4), unit="%", peer=CLAIM,
-            ratio=CLAIM / share, repeats=pairs,
-            spread=[round(min(shares), 4), round(max(shares), 4)], **fields,
+        shares = [100 * spent_us / 1e3 / iteration_ms for iteration_ms in took_ms[100_000]]
+        emit_median(
+            "lineage", f"share/{case}", "%", shares, peer=CLAIM, smaller_is_better=True, digits=4,
+            cpu_us=round(spent_us, 1), row_bytes=row_bytes, dry=options.dry,
         )  # fmt: skip
 
 

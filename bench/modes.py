@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from report import metrics_of, say
+
 import gmi_drl
 from gmi_drl import runtime
 from gmi_drl.launcher.start.preload import PRELOAD
@@ -30,9 +32,7 @@ def lines_of(config: Mapping[str, Any], warmup: int = 1) -> list[dict[str, Any]]
         runtime.init(PRELOAD)
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
         run_config = {**config, "run": {**config["run"], "folder": folder, "name": "bench"}}
-        result = gmi_drl.launch(run_config, view="none")
-        text = (result.folder / "metrics.jsonl").read_text(encoding="utf-8")
-    lines = [json.loads(line) for line in text.splitlines()]
+        lines = metrics_of(gmi_drl.launch(run_config, view="none").folder)
     if len(lines) < warmup + 2:
         raise SystemExit(f"{len(lines)} lines of metrics, {warmup} of them warm-up: run longer.")
     return lines
@@ -43,7 +43,7 @@ def launched(config: Mapping[str, Any], warmup: int = 1) -> Rates:
     lines = lines_of(config, warmup)
     first, last = lines[warmup - 1], lines[-1]
     rate = (last["steps"] - first["steps"]) / (last["time_s"] - first["time_s"])
-    rates = {"predictions_per_s": rate, "training_samples_per_s": rate}
+    rates = dict.fromkeys(("steps_per_s", "predictions_per_s", "training_samples_per_s"), rate)
     if "predictions_per_s" in last:  # agents apart from trainers
         predicted = [line["predictions_per_s"] for line in lines[warmup:]]
         rates["predictions_per_s"] = statistics.median(predicted)
@@ -77,8 +77,13 @@ def in_turn(entries: Mapping[str, Callable[[], Rates]], rounds: int) -> dict[str
             rates = run()
             results[name].append(rates)
             text = "  ".join(f"{key} {value:,.1f}" for key, value in rates.items())
-            print(f"round {number + 1} of {rounds}  {name}: {text}", file=sys.stderr, flush=True)
+            say(f"round {number + 1} of {rounds}  {name}: {text}")
     return results
+
+
+def column(results: Mapping[str, Sequence[Rates]], key: str) -> dict[str, list[float]]:
+    """Returns one of the numbers of each entry, round by round."""
+    return {name: [rates[key] for rates in runs] for name, runs in results.items()}
 
 
 def at_once(rate: Callable[..., float], count: int, *args: Any) -> float:

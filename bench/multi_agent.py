@@ -24,7 +24,6 @@ Run it on a machine that does nothing else. `speed` needs ray[rllib].
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -37,8 +36,8 @@ from typing import Any, Final
 
 import numpy as np
 import yaml
-from modes import BENCH, Rates, answer_of, at_once, in_turn, lines_of, meet_others
-from report import emit, emit_pairs
+from modes import BENCH, Rates, answer_of, at_once, column, in_turn, launched, meet_others
+from report import emit_median, emit_pairs, parser, say
 
 import gmi_drl
 
@@ -134,13 +133,10 @@ def learning(algorithm: str, seeds: int, steps: int | None, runs: list[Path]) ->
             value, duration_s = trained(algorithm, seed, steps, folder)
             returns.append(round(value, 2))
             seconds.append(round(duration_s, 1))
-            print(f"{algorithm} seed {seed}: {value:.2f} in {duration_s:.0f} s", file=sys.stderr)
+            say(f"{algorithm} seed {seed}: {value:.2f} in {duration_s:.0f} s")
     shares = [(eval_return - lowest) / (highest - lowest) for eval_return in returns]
-    emit(
-        "multi_agent", algorithm, value=round(statistics.median(shares), 3),
-        unit="share of the way from random to scripted", peer=None, ratio=None,
-        repeats=len(returns),
-        spread=[round(min(shares), 3), round(max(shares), 3)],
+    emit_median(
+        "multi_agent", algorithm, "share of the way from random to scripted", shares, digits=3,
         random_return=round(lowest, 2), random_error=round(low_error, 2),
         scripted_return=round(highest, 2), scripted_error=round(high_error, 2),
         returns=returns, episodes=EPISODES, steps=steps or config()["run"]["total_steps"],
@@ -158,9 +154,7 @@ def ours(seconds: float) -> Rates:
         "eval_episodes": 0, "checkpoint_every": 0,
     }  # fmt: skip
     job["layout"] = {"gmi_per_gpu": cores}
-    lines = lines_of(job)
-    steps = lines[-1]["steps"] - lines[0]["steps"]
-    return {"steps_per_s": steps / (lines[-1]["time_s"] - lines[0]["time_s"])}
+    return launched(job)
 
 
 def rllib(seconds: float) -> Rates:
@@ -198,8 +192,7 @@ def speed(rounds: int, seconds: float) -> None:
         "ours": lambda: ours(seconds), "rllib": lambda: rllib(seconds),
         "bare": lambda: bare(seconds),
     }  # fmt: skip
-    rates = in_turn(sides, rounds)
-    speeds = {side: [run["steps_per_s"] for run in runs] for side, runs in rates.items()}
+    speeds = column(in_turn(sides, rounds), "steps_per_s")
     emit_pairs(
         "multi_agent", "speed", "environment steps/s", speeds["ours"], speeds["rllib"],
         peer_name="RLlib PPO", gmis=len(os.sched_getaffinity(0)),
@@ -209,16 +202,14 @@ def speed(rounds: int, seconds: float) -> None:
 
 def main() -> None:
     """Measures the rows that are asked for."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument(
-        "--runs", type=Path, nargs="+", default=[], help="of the example, trained before"
-    )
-    parser.add_argument("--steps", type=int, default=None, help="of each run; the example's own")
-    parser.add_argument("--rounds", type=int, default=3, help="of speed")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each side in each round")
-    options = parser.parse_args()
+    options_of = parser(__doc__, seeds=5)
+    add = options_of.add_argument
+    add("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    add("--runs", type=Path, nargs="+", default=[], help="of the example, trained before")
+    add("--steps", type=int, default=None, help="of each run; the example's own")
+    add("--rounds", type=int, default=3, help="of speed")
+    add("--seconds", type=float, default=20.0, help="of each side in each round")
+    options = options_of.parse_args()
     for row in options.rows:
         if row == "speed":
             speed(options.rounds, options.seconds)

@@ -18,20 +18,17 @@ the other, as waiting is not measured), and CartPole by DQN. Two rows each:
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Final
 
 import torch
-from report import emit, emit_pairs
+from report import emit_median, emit_pairs, parser
 
 from gmi_drl.comm import solo_group
-from gmi_drl.placement import ReplayConfig, load_config
+from gmi_drl.placement import load_config
 from gmi_drl.roles.algorithms import algorithm_class
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.optimizers.learner import Learner
@@ -75,9 +72,7 @@ class Timed(NoiseMeter):
         self._timed(super().begin, samples)
 
     def share(self, *, always: bool) -> None:
-        begun_ns = perf_counter_ns()
-        super().share(always=always)
-        self.spent_ns += perf_counter_ns() - begun_ns
+        self._timed(super().share, always=always)
 
     def measure(self) -> None:
         self._timed(super().measure)
@@ -85,9 +80,9 @@ class Timed(NoiseMeter):
     def take(self, measured: Sequence[float]) -> float | None:
         return self._timed(super().take, measured)
 
-    def _timed(self, call: Callable[..., Any], *arguments: Any) -> Any:
+    def _timed(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         begun_ns = perf_counter_ns()
-        result = call(*arguments)
+        result = call(*arguments, **options)
         self.spent_ns += perf_counter_ns() - begun_ns
         return result
 
@@ -130,7 +125,6 @@ class Update:
         self.learner.connect(group)
         self._train: Callable[[Batch], None] = self.learner.update
         if replays:
-            assert isinstance(settings, ReplayConfig)
             replay_settings = settings.model_copy(update={"replay_start": 0})
             replay = ReplayBuffer.of(replay_settings, self._batch, cls.replayed, draw)
             self._train = OnReplay(self.learner, replay).update
@@ -152,7 +146,6 @@ def measure(case: str, rounds: int, updates: int) -> tuple[list[float], list[flo
         contender()
     results: list[list[float]] = [[], [], []]
     timed = contenders[2].meter
-    assert isinstance(timed, Timed)
     for number in range(rounds):
         for place in range(3):
             index = (place + number) % 3
@@ -167,31 +160,20 @@ def measure(case: str, rounds: int, updates: int) -> tuple[list[float], list[flo
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--dry", action="store_true", help="one tiny round; keeps nothing")
-    options = parser.parse_args(arguments)
+    options_of = parser(__doc__, rounds=25)
+    options_of.add_argument("--dry", action="store_true", help="one tiny round; keeps nothing")
+    options = options_of.parse_args(arguments)
     torch.set_num_threads(1)
     rounds, updates = (1, 1) if options.dry else (options.rounds, 5)
-    print(f"{'case':<24}{'with':>10}{'without':>10}{'share':>9}", file=sys.stderr)
     for case in CASES:
         on_ms, off_ms, share = measure(case, rounds, updates)
-        summary = f"{statistics.median(on_ms):>7.2f} ms{statistics.median(off_ms):>7.2f} ms"
-        print(f"{case:<24}{summary}{statistics.median(share):>7.2f} %", file=sys.stderr)
-        if options.dry:
-            print(json.dumps({"case": case, "share_percent": share[0]}), flush=True)
-            continue
         emit_pairs(
             "noise_scale", f"update/{case}", "ms", on_ms, off_ms, smaller_is_better=True,
-            digits=3, updates=updates,
+            digits=3, updates=updates, dry=options.dry,
         )  # fmt: skip
-        middle = statistics.median(share)
-        spread = [round(min(share), 4), round(max(share), 4)]
-        emit(
-            "noise_scale", f"share/{case}", value=round(middle, 4), unit="%", peer=CLAIM,
-            ratio=CLAIM / middle, repeats=rounds, spread=spread, updates=updates,
+        emit_median(
+            "noise_scale", f"share/{case}", "%", share, peer=CLAIM, smaller_is_better=True,
+            digits=4, updates=updates, dry=options.dry,
         )  # fmt: skip
 
 

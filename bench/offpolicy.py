@@ -25,7 +25,6 @@ Run it on a machine that does nothing else; `--python` is an interpreter that ha
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -34,8 +33,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from jobs import on_cores
-from modes import BENCH, Rates, answer_of, in_turn, launched, lines_of
-from report import emit_pairs, say
+from modes import BENCH, Rates, answer_of, column, in_turn, launched, lines_of
+from report import emit_pairs, parser, say
 
 from gmi_drl import runtime
 
@@ -84,7 +83,7 @@ def ours(
         "hardware": {"backend": "cpu", "num_gpus": 1, "cores": list(cores)},
         "layout": {"template": "tcg_ex", "gmi_per_gpu": len(cores)},
     }  # fmt: skip
-    return lambda: {"steps_per_s": launched(config, warmup)["training_samples_per_s"] / share}
+    return lambda: {"steps_per_s": launched(config, warmup)["steps_per_s"] / share}
 
 
 def peer(python: str, task: str, cores: Sequence[int]) -> Callable[[], Rates]:
@@ -116,9 +115,7 @@ def measure(python: str, task: str, rows: Sequence[str], rounds: int) -> None:
     if "bf16" in rows and TASKS[task][0] != "dqn":
         ways["one"], ways["bf16"] = ours(task, one_core), ours(task, one_core, precision="bf16")
         pairs["bf16"] = "bf16", "one", "fp32"
-    rates = {
-        way: [run["steps_per_s"] for run in runs] for way, runs in in_turn(ways, rounds).items()
-    }
+    rates = column(in_turn(ways, rounds), "steps_per_s")
     for row, (way, peer_way, name) in pairs.items():
         emit_pairs(
             "offpolicy", f"{task}/{row}", "steps/s", rates[way], rates[peer_way], peer_name=name
@@ -162,9 +159,7 @@ def seconds_to_return(way: str, seed: int) -> Rates:
             "layout": {"template": "tcg_ex"},
         }  # fmt: skip
     line = lines_of(config)[-1]
-    return {
-        "seconds": line["time_s"], "steps": line["steps"], "return_mean": line["return_mean"]
-    }  # fmt: skip
+    return {name: line[name] for name in ("time_s", "steps", "return_mean")}
 
 
 def measure_to_return(seeds: int) -> None:
@@ -174,13 +169,12 @@ def measure_to_return(seeds: int) -> None:
         for way, runs in results.items():
             runs += [seconds_to_return(way, seed)]
             say(f"seed {seed}  {way}: {runs[-1]}")
-    seconds = {way: [run["seconds"] for run in runs] for way, runs in results.items()}
+    steps, returns = column(results, "steps"), column(results, "return_mean")
     emit_pairs(
-        "offpolicy", f"{APEX}/to_return", "s", seconds["apex"], seconds["dqn"],
+        "offpolicy", f"{APEX}/to_return", "s", *column(results, "time_s").values(),
         smaller_is_better=True, peer_name="DQN in one GMI", to_return=TO_RETURN,
-        steps=[run["steps"] for run in results["apex"]],
-        peer_steps=[run["steps"] for run in results["dqn"]],
-        reached=[sum(run["return_mean"] >= TO_RETURN for run in runs) for runs in results.values()],
+        steps=steps["apex"], peer_steps=steps["dqn"],
+        reached=[sum(value >= TO_RETURN for value in ends) for ends in returns.values()],
     )  # fmt: skip
 
 
@@ -192,28 +186,23 @@ def measure_apex(python: str, rounds: int, seconds: float) -> None:
         "--workers=1", f"--seconds={seconds}",
     ]  # fmt: skip
 
-    def ours_once() -> Rates:
-        return {"steps_per_s": launched(config, APEX_WARMUP)["training_samples_per_s"]}
-
-    results = in_turn({"ours": ours_once, "rllib": lambda: answer_of(command)}, rounds)
-    rates = {way: [run["steps_per_s"] for run in runs] for way, runs in results.items()}
+    ways = {"ours": lambda: launched(config, APEX_WARMUP), "rllib": lambda: answer_of(command)}
+    results = in_turn(ways, rounds)
     updates = statistics.median(run["updates_per_step"] for run in results["rllib"])
     emit_pairs(
-        "offpolicy", f"{APEX}/apex", "steps/s", rates["ours"], rates["rllib"],
+        "offpolicy", f"{APEX}/apex", "steps/s", *column(results, "steps_per_s").values(),
         peer_name="RLlib DQN", updates_per_step=0.25, peer_updates_per_step=round(updates, 3),
         peer_parameters=results["rllib"][0]["parameters"],
     )  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tasks", nargs="+", choices=(*TASKS, APEX), default=[*TASKS, APEX])
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS, help="but for Ape-X")
-    parser.add_argument("--to-return", type=int, default=0, metavar="SEEDS")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of RLlib, in row apex")
-    parser.add_argument("--python", default=sys.executable)
-    options = parser.parse_args()
+    options_of = parser(__doc__, rounds=3, python=sys.executable)
+    options_of.add_argument("--tasks", nargs="+", choices=(*TASKS, APEX), default=[*TASKS, APEX])
+    options_of.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS, help="but for Ape-X")
+    options_of.add_argument("--to-return", type=int, default=0, metavar="SEEDS")
+    options_of.add_argument("--seconds", type=float, default=20.0, help="of RLlib, in row apex")
+    options = options_of.parse_args()
     for task in options.tasks:
         if task == APEX:
             if options.rounds:

@@ -23,13 +23,11 @@ costs a run one iteration in 200 at most, which is 0.5 %.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -41,7 +39,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
-from report import emit, emit_pairs
+from report import emit_median, emit_pairs, parser
 
 from gmi_drl.page.safe_files import id_of
 from gmi_drl.placement import Topology, tcg_ex
@@ -253,30 +251,23 @@ def _until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def _spread(values: Sequence[float]) -> list[float]:
-    return [round(min(values), 3), round(max(values), 3)]
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each look at a run")
-    parser.add_argument("--only", choices=("open", "memory", "cost"))
-    parser.add_argument("--dry", action="store_true", help="small and short; keeps nothing")
-    options = parser.parse_args(arguments)
+    options_of = parser(__doc__, rounds=7)
+    options_of.add_argument("--seconds", type=float, default=10.0, help="of each look at a run")
+    options_of.add_argument("--only", choices=("open", "memory", "cost"))
+    options_of.add_argument("--dry", action="store_true", help="small and short; keeps nothing")
+    options = options_of.parse_args(arguments)
     rounds, seconds = (1, 3.0) if options.dry else (options.rounds, options.seconds)
     lines, runs = (20, 3) if options.dry else (1000, 100)
     if options.only in (None, "open"):
-        measure_opening(rounds, lines, runs, keeps=not options.dry)
+        measure_opening(rounds, lines, runs, options.dry)
     if options.only in (None, "memory"):
-        measure_memory(rounds, lines, keeps=not options.dry)
+        measure_memory(rounds, lines, options.dry)
     if options.only in (None, "cost"):
-        measure_costs(rounds, seconds, keeps=not options.dry)
+        measure_costs(rounds, seconds, options.dry)
 
 
-def measure_opening(rounds: int, lines: int, runs: int, keeps: bool) -> None:
+def measure_opening(rounds: int, lines: int, runs: int, dry: bool) -> None:
     """Measures how long a run of `lines` iterations, and a folder of `runs` runs, take to open."""
     with tempfile.TemporaryDirectory(prefix="gmi-page-") as name, chromium() as browser:
         folder = Path(name).resolve()
@@ -299,52 +290,36 @@ def measure_opening(rounds: int, lines: int, runs: int, keeps: bool) -> None:
             }
         for case, measure in cases.items():
             durations_ms = [measure() for _ in range(rounds)]
-            middle = statistics.median(durations_ms)
-            print(f"{case:<32}{middle:>8.0f} ms", file=sys.stderr)
-            if keeps:
-                emit(
-                    "page", case, value=round(middle, 1), unit="ms", peer=CLAIM_MS,
-                    ratio=CLAIM_MS / middle, repeats=rounds, spread=_spread(durations_ms),
-                )  # fmt: skip
+            emit_median(
+                "page", case, "ms", durations_ms, peer=CLAIM_MS, smaller_is_better=True, dry=dry
+            )
 
 
-def measure_memory(rounds: int, lines: int, keeps: bool) -> None:
+def measure_memory(rounds: int, lines: int, dry: bool) -> None:
     """Measures the memory of a page for a run of `lines` lines, and for a hundred times more."""
     with tempfile.TemporaryDirectory(prefix="gmi-page-") as name:
         short, long = Path(name).resolve() / "short", Path(name).resolve() / "long"
         write_run(short / "ant" / "t0", lines)
         write_run(long / "ant" / "t0", 100 * lines)
         samples_mib = [(showing_mib(long), showing_mib(short)) for _ in range(rounds)]
-    large, small = map(list, zip(*samples_mib, strict=True))
-    summary = f"{statistics.median(large):>8.1f} MiB, {statistics.median(small):.1f} of a short run"
-    print(f"{'memory':<32}{summary}", file=sys.stderr)
-    if keeps:
-        emit_pairs(
-            "page", f"memory/run_of_{100 * lines}_iterations", "MiB", large, small,
-            smaller_is_better=True, digits=1,
-        )  # fmt: skip
+    emit_pairs(
+        "page", f"memory/run_of_{100 * lines}_iterations", "MiB",
+        *zip(*samples_mib, strict=True), smaller_is_better=True, dry=dry,
+    )  # fmt: skip
 
 
-def measure_costs(rounds: int, seconds: float, keeps: bool) -> None:
+def measure_costs(rounds: int, seconds: float, dry: bool) -> None:
     """Measures what a viewer costs a run."""
-    watched, idle, (viewed_ms, alone_ms) = costs(rounds, seconds)
+    watched, idle, times_ms = costs(rounds, seconds)
     for case, shares in (("cost/processor", watched), ("cost/idle", idle)):
-        middle = statistics.median(shares)
-        print(f"{case:<32}{middle:>8.3f} %", file=sys.stderr)
-        if keeps:
-            ratio = CLAIM_PERCENT / middle if middle else None
-            emit(
-                "page", case, value=round(middle, 4), unit="%", peer=CLAIM_PERCENT, ratio=ratio,
-                repeats=rounds, spread=_spread(shares), seconds=seconds,
-            )  # fmt: skip
-    with_ms, without_ms = statistics.median(viewed_ms), statistics.median(alone_ms)
-    summary = f"{with_ms:>8.1f} ms with{without_ms:>8.1f} without"
-    print(f"{'cost/iterations':<32}{summary}", file=sys.stderr)
-    if keeps:
-        emit_pairs(
-            "page", "cost/iterations", "ms", viewed_ms, alone_ms, smaller_is_better=True, digits=2,
-            seconds=seconds,
+        emit_median(
+            "page", case, "%", shares, peer=CLAIM_PERCENT, smaller_is_better=True, digits=4,
+            seconds=seconds, dry=dry,
         )  # fmt: skip
+    emit_pairs(
+        "page", "cost/iterations", "ms", *times_ms, smaller_is_better=True, digits=2,
+        seconds=seconds, dry=dry,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

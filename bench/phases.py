@@ -11,13 +11,12 @@ ratio is a step over a range.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from typing import Final
 
 import torch
-from report import emit_pairs
+from report import emit_pairs, parser
 
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.telemetry.phases import phase
@@ -56,7 +55,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
+    parser(__doc__).parse_args()
     main()

@@ -13,13 +13,12 @@ by their greedy policy in 20 episodes.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from pathlib import Path
 
 import torch
-from report import emit
+from report import emit_pairs, parser, say
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "rl"))
 
@@ -54,23 +53,18 @@ def alone(member: type[ppo_es.Member], steps: int, seed: int) -> float:
 
 def main() -> None:
     """Measures all seeds, and emits one row."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--env", choices=MEMBERS, default="CartPole-v1")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=40_000)
-    options = parser.parse_args()
+    options_of = parser(__doc__, seeds=5, steps=40_000)
+    options_of.add_argument("--env", choices=MEMBERS, default="CartPole-v1")
+    options = options_of.parse_args()
     member = MEMBERS[options.env]
     ours, peers = [], []
     for seed in range(options.seeds):
         ours.append(ppo_es.main(options.steps, seed, member))
         peers.append(alone(member, options.steps, seed))
-        print(f"seed {seed}: PPO-ES {ours[-1]:.1f}, PPO {peers[-1]:.1f}", file=sys.stderr)
-    value, peer = statistics.median(ours), statistics.median(peers)
-    spread = [round(min(ours), 1), round(max(ours), 1)]
-    emit(
-        "ppo_es", options.env, value=round(value, 1), unit="greedy return", peer=round(peer, 1),
-        ratio=value / peer, repeats=options.seeds, spread=spread, steps=options.steps,
-        peer_name="PPO", peer_spread=[round(min(peers), 1), round(max(peers), 1)],
+        say(f"seed {seed}: PPO-ES {ours[-1]:.1f}, PPO {peers[-1]:.1f}")
+    emit_pairs(
+        "ppo_es", options.env, "greedy return", ours, peers, steps=options.steps, peer_name="PPO",
+        ratio=statistics.median(ours) / statistics.median(peers),  # seeds are no pairs
     )  # fmt: skip
 
 

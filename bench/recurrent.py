@@ -11,38 +11,24 @@ Run it on a machine that does nothing else. `--python` is an interpreter that ha
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable
 
-from modes import BENCH, Rates, answer_of, in_turn, launched
-from report import emit_pairs
+from modes import BENCH, answer_of, column, in_turn, launched
+from report import emit_pairs, parser
 from threads import config_of
 
 from gmi_drl import runtime
 
 
-def peer(python: str, threads: int) -> Callable[[], Rates]:
-    """Returns a function that runs RecurrentPPO once."""
-    command = [python, str(BENCH / "peers" / "sb3_recurrent.py"), "--threads", str(threads)]
-    return lambda: answer_of(command)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--python", default=sys.executable)
-    options = parser.parse_args()
-
-    def ours(cores: list[int]) -> Callable[[], Rates]:
-        return lambda: {
-            "steps_per_s": launched(config_of("lstm_cartpole", cores))["training_samples_per_s"]
-        }
-
-    ways = {"two": ours([0, 1]), "sb3 1": peer(options.python, 1), "sb3 2": peer(options.python, 2)}
-    results = in_turn(ways, options.rounds)
-    rates = {way: [run["steps_per_s"] for run in runs] for way, runs in results.items()}
-    best = [max(pair) for pair in zip(rates["sb3 1"], rates["sb3 2"], strict=True)]
+    options = parser(__doc__, rounds=5, python=sys.executable).parse_args()
+    command = [options.python, str(BENCH / "peers" / "sb3_recurrent.py"), "--threads"]
+    ways = {
+        "two": lambda: launched(config_of("lstm_cartpole", [0, 1])),
+        "sb3 1": lambda: answer_of([*command, "1"]), "sb3 2": lambda: answer_of([*command, "2"]),
+    }  # fmt: skip
+    rates = column(in_turn(ways, options.rounds), "steps_per_s")
+    best = list(map(max, rates["sb3 1"], rates["sb3 2"]))
     emit_pairs("recurrent", "lstm_cartpole/sb3", "steps/s", rates["two"], best)
     runtime.shutdown()
 

@@ -30,7 +30,6 @@ gmi-drl[atari,minatar] and lz4. Run it on a machine that does nothing else.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from time import perf_counter_ns
@@ -38,7 +37,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from report import emit, emit_pairs, say
+from report import emit, emit_pairs, parser, say
 
 from gmi_drl.roles.envs import Stacking, make_env
 from gmi_drl.roles.samples.batch import Batch
@@ -76,18 +75,21 @@ def steps(seed: int = 0) -> Batch:
 
 
 class Ours:
-    """Our replay with a job's settings, filled."""
+    """Our replay with a job's settings, filled with `batch` again and again."""
 
-    def __init__(self, rows: int, prioritized: bool) -> None:
-        self.batch = steps()
+    def __init__(
+        self, rows: int, prioritized: bool, batch: Batch, size: int = SIZE,
+        stacking: Stacking | None = None,
+    ) -> None:  # fmt: skip
+        self.batch = batch
         # The ring has room for one step more than it keeps.
-        self.storage = Storage(self.batch, COLUMNS, rows, CPU)
+        self.storage = Storage(self.batch, COLUMNS, rows, CPU, stacking=stacking)
         self.sampler: Sampler = UniformSampler(self.storage.places, CPU)
         if prioritized:
             self.sampler = PrioritizedSampler(self.storage.places, CPU, alpha=ALPHA, beta=BETA)
         generator = torch.Generator().manual_seed(0)
-        self.replay = ReplayBuffer(self.storage, self.sampler, Limiter(0, 1.0), SIZE, generator)
-        for _ in range(-(-rows // (STEPS * ENVS))):
+        self.replay = ReplayBuffer(self.storage, self.sampler, Limiter(0, 1.0), size, generator)
+        for _ in range(-(-rows // batch["reward"].numel())):
             self.replay.put(self.batch)
         self.priorities = torch.rand(SIZE)
 
@@ -197,36 +199,19 @@ def stacks(steps: int = 16, num_env: int = 8) -> Batch:
     )  # fmt: skip
 
 
-class StackReplay:
-    """Our replay with stacks of images; with `stacking` None it keeps whole stacks."""
-
-    def __init__(self, rows: int, stacking: Stacking | None) -> None:
-        batch = stacks()
-        self.storage = Storage(batch, COLUMNS, rows, CPU, stacking=stacking)
-        sampler, generator = UniformSampler(self.storage.places, CPU), torch.Generator()
-        self.replay = ReplayBuffer(self.storage, sampler, Limiter(0, 1.0), IMAGE_SIZE, generator)
-        for _ in range(-(-rows // batch["reward"].numel())):
-            self.replay.put(batch)
-
-    def draw(self) -> None:
-        """Draws a minibatch."""
-        self.replay.next()
-
-    @property
-    def nbytes(self) -> float:
-        """Bytes of a transition, with its priority."""
-        return self.storage.nbytes / self.storage.places + 8 * 66 / 64
-
-
 def stack_rows(rounds: int) -> None:
     """Measures the memory and the time of a replay that keeps each frame once."""
-    by_frame, by_stack = StackReplay(1 << 14, Stacking(FRAMES, 1)), StackReplay(1 << 14, None)
+    by_frame, by_stack = (
+        Ours(1 << 14, False, stacks(), IMAGE_SIZE, stacking)
+        for stacking in (Stacking(FRAMES, 1), None)
+    )
     compare("stacks/draw", by_frame.draw, {"whole stacks": by_stack.draw}, rounds, times=50)
     del by_frame
-    ours, peer = StackReplay(1 << 17, Stacking(FRAMES, 1)).nbytes, by_stack.nbytes
+    ours = Ours(1 << 17, False, stacks(), IMAGE_SIZE, Stacking(FRAMES, 1)).nbytes
+    peer = by_stack.nbytes
     emit(
         "replay", "stacks/memory", value=round(ours, 1), unit="bytes/transition",
-        peer=round(peer, 1), ratio=peer / ours, repeats=1, spread=None, peer_name="whole stacks",
+        peer=round(peer, 1), ratio=peer / ours, peer_name="whole stacks",
     )  # fmt: skip
 
 
@@ -259,7 +244,7 @@ def lz4_rows() -> None:
         factor = sum(map(len, raw)) / sum(map(len, packed))
         emit(
             "replay", f"lz4/{name}", value=round(factor, 1), unit="times smaller", peer=1,
-            ratio=factor, repeats=1, spread=None, frame_bytes=size,
+            ratio=factor, frame_bytes=size,
             unpack_us=round(microseconds(unpack, 200), 1), frames_of_a_minibatch=batch_size,
         )  # fmt: skip
 
@@ -311,29 +296,25 @@ def prioritized_peers(rows: int) -> dict[str, Callable[[], None]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
-    options = parser.parse_args()
+    options_of = parser(__doc__, rounds=15)
+    options_of.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
+    options = options_of.parse_args()
     torch.set_num_threads(1)
     for power in (16, 20):
         if "prioritized" in options.rows:
-            ours, peers = Ours(1 << power, True), prioritized_peers(1 << power)
+            ours, peers = Ours(1 << power, True, steps()), prioritized_peers(1 << power)
             compare(f"prioritized/2^{power}", ours.draw_and_learn, peers, options.rounds)
         if "uniform" in options.rows:
-            ours, peer = Ours(1 << power, False), Cpprb(1 << power, False)
+            ours, peer = Ours(1 << power, False, steps()), Cpprb(1 << power, False)
             compare(f"uniform/2^{power}", ours.draw, {"cpprb": peer.draw}, options.rounds)
     if {"insert", "memory"} & set(options.rows):
-        ours, peer = Ours(1 << 20, True), Cpprb(1 << 20, True)
+        ours, peer = Ours(1 << 20, True, steps()), Cpprb(1 << 20, True)
         if "insert" in options.rows:
             compare("insert", ours.insert, {"cpprb": peer.insert}, options.rounds)
         if "memory" in options.rows:
             emit(
                 "replay", "memory", value=round(ours.nbytes, 1), unit="bytes/transition",
-                peer=peer.nbytes, ratio=peer.nbytes / ours.nbytes, repeats=1, spread=None,
-                peer_name="cpprb",
+                peer=peer.nbytes, ratio=peer.nbytes / ours.nbytes, peer_name="cpprb",
             )  # fmt: skip
     if "stacks" in options.rows:
         stack_rows(options.rounds)

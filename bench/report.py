@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import functools
 import json
@@ -42,6 +43,29 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def parser(text: str | None, **options: Any) -> argparse.ArgumentParser:
+    """Returns a parser whose help is the docstring of a benchmark.
+
+    Each of `options` becomes an option with this default, of its type.
+    """
+    made = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in options.items():
+        made.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    return made
+
+
+def numbers(text: str) -> list[int]:
+    """Parses the whole numbers of an option, with commas between them."""
+    return [int(part) for part in text.split(",") if part]
+
+
+def fractions(text: str) -> list[float]:
+    """Parses the numbers of an option, with commas between them."""
+    return [float(part) for part in text.split(",") if part]
+
+
 def keep(path: Path, text: str) -> None:
     """Writes a results file atomically, or leaves the old one; Unwritable says what to do."""
     from gmi_drl.runtime.cache_files import replace_file
@@ -54,6 +78,11 @@ def keep(path: Path, text: str) -> None:
             f"{path} cannot be written: {error.strerror}. Make room there, or name another folder "
             "with --results."
         ) from error
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    """Returns the lines of metrics in the folder of a run that has ended."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -101,16 +130,18 @@ def emit(
     *,
     value: float | None,
     unit: str,
-    peer: float | None,
-    ratio: float | None,
-    repeats: int,
-    spread: Sequence[float] | None,
+    peer: float | None = None,
+    ratio: float | None = None,
+    repeats: int = 1,
+    spread: Sequence[float] | None = None,
+    dry: bool = False,
     **more: Any,
 ) -> dict[str, Any]:
     """Prints a row on standard output, and puts it into bench/results/<bench>.json.
 
     `value` and `peer` are medians of `repeats`, `spread` the lowest and highest of `value`;
     `ratio` is ours over the peer's, larger is better (it is inverted for times and memory).
+    A row that is `dry` is not kept. Standard error gets a line for people.
     """
     row = {
         "bench": bench,
@@ -126,9 +157,43 @@ def emit(
         "commit": commit(),
         "date": utc_now(),
     }
-    print(json.dumps(row), flush=True)
-    _replace_row(RESULTS / f"{bench}.json", row)
+    print(json.dumps(row | {"dry": True} if dry else row), flush=True)
+    if not dry:
+        _replace_row(RESULTS / f"{bench}.json", row)
+    ours, others = (f"{x:,.5g}" if isinstance(x, (int, float)) else "-" for x in (value, peer))
+    better = "" if ratio is None else f"{ratio:10.3f}"
+    say(f"{name:<40}{ours:>12} {unit:<12.12}{others:>12}{better}")
     return row
+
+
+def emit_median(
+    bench: str,
+    name: str,
+    unit: str,
+    samples: Sequence[float],
+    *,
+    peer: float | None = None,
+    smaller_is_better: bool = False,
+    digits: int | None = 1,
+    **more: Any,
+) -> dict[str, Any]:
+    """Emits a row of a median, beside one figure of a peer or a limit if there is one.
+
+    `more` may override what is computed.
+    """
+    value, ratio = statistics.median(samples), None
+    if peer is not None and value:
+        ratio = peer / value if smaller_is_better else value / peer
+    fields = {
+        "value": round(value, digits), "unit": unit, "peer": peer, "ratio": ratio,
+        "repeats": len(samples), "spread": spread_of(samples, digits),
+    }  # fmt: skip
+    return emit(bench, name, **(fields | more))
+
+
+def spread_of(samples: Sequence[float], digits: int | None = 1) -> list[float]:
+    """Returns the lowest and the highest of some measurements."""
+    return [round(min(samples), digits), round(max(samples), digits)]
 
 
 def emit_pairs(
@@ -139,28 +204,25 @@ def emit_pairs(
     peers: Sequence[float],
     *,
     smaller_is_better: bool = False,
-    digits: int = 1,
+    digits: int | None = 1,
     **more: Any,
 ) -> dict[str, Any]:
     """Emits a row of rounds in which ours and the peer took turns.
 
-    It has the medians of both, and that of the ratio within a round. `more` may override `repeats`.
+    It has the medians of both, and that of the ratio within a round. `more` may override them.
     """
-    pairs = zip(peers, ours, strict=True) if smaller_is_better else zip(ours, peers, strict=True)
-    return emit(
-        bench,
-        name,
-        value=round(statistics.median(ours), digits),
-        unit=unit,
-        peer=round(statistics.median(peers), digits),
-        ratio=statistics.median(numerator / denominator for numerator, denominator in pairs),
-        **{
-            "repeats": len(ours),
-            "spread": [round(min(ours), digits), round(max(ours), digits)],
-            "peer_spread": [round(min(peers), digits), round(max(peers), digits)],
-            **more,
-        },
-    )
+    fields = {
+        "peer": round(statistics.median(peers), digits), "peer_spread": spread_of(peers, digits),
+        "ratio": statistics.median(ratios_of(ours, peers, smaller_is_better)),
+    }  # fmt: skip
+    return emit_median(bench, name, unit, ours, digits=digits, **(fields | more))
+
+
+def ratios_of(
+    ours: Sequence[float], peers: Sequence[float], smaller_is_better: bool = False
+) -> list[float]:
+    """Returns how much better ours was in each round."""
+    return [b / a if smaller_is_better else a / b for a, b in zip(ours, peers, strict=True)]
 
 
 @functools.cache

@@ -20,7 +20,6 @@ more, 1 -> 2 -> 1 -> 2 with fewer. An update keeps its samples (the rule `update
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -35,7 +34,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from report import emit, emit_pairs, machine
+from report import emit_median, emit_pairs, machine, metrics_of, parser, say
 
 import fake_cores
 import gmi_drl
@@ -102,11 +101,9 @@ def trained(case: str, seed: int, gmis: Sequence[int], steps: int | None, folder
         raise SystemExit(f"{case}, seed {seed}: {resizes.failures[0]}")
     entries = json.loads((run.folder / "run.json").read_text()).get("resizes", [])
     assert len(entries) == len(gmis), f"{len(entries)} resizes of {len(gmis)}"
-    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     layouts: dict[int, list[float]] = {}
-    for before, after in itertools.pairwise(lines):
+    for before, after in itertools.pairwise(metrics_of(run.folder)):
         layouts.setdefault(len(after["gmi_seconds"]), []).append(after["time_s"] - before["time_s"])
-    assert run.eval_return is not None
     return Run(
         run.eval_return,
         run.seconds,
@@ -124,14 +121,11 @@ def _pretend(cores: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", choices=CASES, help="one case")
-    parser.add_argument("--cores", type=int, help="so many, which share the real ones")
-    parser.add_argument("--dry", action="store_true", help="tiny runs; keeps nothing")
-    options = parser.parse_args(arguments)
+    options_of = parser(__doc__, seeds=5)
+    options_of.add_argument("--only", choices=CASES, help="one case")
+    options_of.add_argument("--cores", type=int, help="so many, which share the real ones")
+    options_of.add_argument("--dry", action="store_true", help="tiny runs; keeps nothing")
+    options = options_of.parse_args(arguments)
     if options.cores is not None:
         _pretend(options.cores)
     gmis = (2, 4, 2) if len(os.sched_getaffinity(0)) >= 4 else (2, 1, 2)
@@ -143,12 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for runs, numbers in ((plain, ()), (resized, gmis)):
                     steps = 16_384 if options.dry else None
                     runs.append(trained(case, seed, numbers, steps, Path(name)))
-                    print(f"{case}, seed {seed}: {runs[-1]}", file=sys.stderr, flush=True)
+                    say(f"{case}, seed {seed}: {runs[-1]}")
         pauses = [pause for run in resized for pause in run.pauses_s]
         limit_s = max(CLAIM_S, CLAIM_ITERATIONS * max(run.iteration_s for run in resized))
-        if options.dry:
-            print(json.dumps({"case": case, "pauses_s": pauses, "limit_s": limit_s}), flush=True)
-            continue
         groups = resized, plain
         shared = {} if options.cores is None else {"conditions": "cores that share the real ones"}
         suffix = "" if options.cores is None else f"/{options.cores} cores"
@@ -157,16 +148,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             [run.eval_return for run in resized], [run.eval_return for run in plain],
             gmis=way, each=[[round(run.eval_return, 1) for run in runs] for runs in groups],
             seconds=[round(statistics.median(r.seconds for r in runs), 1) for runs in groups],
-            **shared,
+            dry=options.dry, **shared,
         )  # fmt: skip
-        if options.cores is not None:
-            continue
-        emit(
-            "resize", f"pause/{case}", value=round(statistics.median(pauses), 3), unit="s",
-            peer=round(limit_s, 3), ratio=limit_s / statistics.median(pauses), repeats=len(pauses),
-            spread=[min(pauses), max(pauses)], gmis=way,
-            iteration_s=round(statistics.median(run.iteration_s for run in resized), 4),
-        )  # fmt: skip
+        if options.cores is None:
+            emit_median(
+                "resize", f"pause/{case}", "s", pauses, peer=round(limit_s, 3), digits=3,
+                smaller_is_better=True, gmis=way, dry=options.dry,
+                iteration_s=round(statistics.median(run.iteration_s for run in resized), 4),
+            )  # fmt: skip
 
 
 if __name__ == "__main__":

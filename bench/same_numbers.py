@@ -5,30 +5,23 @@
 
 Launches short seeded runs in this tree and in a checkout of COMMIT, and compares all tensors and
 numbers of the last checkpoints (parameters, optimizer, normalisers, and what is each GMI's own)
-and every column of metrics.jsonl but times and memory. IMPALA and A3C, whose runs do not repeat,
-are compared by three updates on fixed batches (bench/async_update.py).
+and every column of metrics.jsonl but times and memory. Asynchronous runs do not repeat.
 
 Prints one JSON line and a table. Exit code 1 if a case is not bit-equal.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from checkout import ROOT, checkout, environment, git
-from report import emit
+from checkout import ROOT, checkout, git, launched_in
+from report import emit, metrics_of, parser, say
 
-BENCH: Final = Path(__file__).resolve().parent
-TIMEOUT_S: Final = 300
 # Suffixes of metrics and checkpoint items that differ from run to run: times and memory.
 UNREPEATABLE: Final = ("_s", "_bytes")
 # What this tree records in addition to an older one.
@@ -45,7 +38,7 @@ def config(
     return {
         "version": 1,
         "run": {
-            "name": "same_numbers", "seed": 7, "checkpoint_every": 0, "eval_episodes": 2,
+            "seed": 7, "checkpoint_every": 0, "eval_episodes": 2,
             "total_steps": 5 * horizon * num_env * (gmis if template == "tcg_ex" else 1),
         },
         "env": {
@@ -76,7 +69,6 @@ RUNS: Final = {
     "ppo/breakout/stacked": config("MinAtar/Breakout-v1", 4, "tcg_ex", 1, STACKED, **IMAGES),
     "ppo/breakout/tdg_ex": config("MinAtar/Breakout-v1", 4, "tdg_ex", 2, STACKED, **IMAGES),
 }
-UPDATES: Final = ("impala",)
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -93,23 +85,8 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def run(tree: Path, case: str) -> Numbers:
     """Trains a case with the gmi_drl of `tree`, and returns all numbers of the run."""
-    with tempfile.TemporaryDirectory(prefix="gmi-same-") as folder:
-        if case in UPDATES:
-            program = [str(BENCH / "async_update.py"), "updates.pt"]
-        else:
-            settings = json.dumps(RUNS[case] | {"run": RUNS[case]["run"] | {"folder": "runs"}})
-            Path(folder, "config.yaml").write_text(settings)
-            program = ["-m", "gmi_drl", "launch", "config.yaml", "--quiet"]
-        completed = subprocess.run(
-            [sys.executable, *program],
-            cwd=folder, env=environment(tree), capture_output=True, text=True, timeout=TIMEOUT_S,
-            check=False,
-        )  # fmt: skip
-        if completed.returncode:
-            raise SystemExit(f"{case} in {tree} failed:\n{completed.stdout}{completed.stderr}")
-        if case in UPDATES:
-            return dict(flat(torch.load(Path(folder, "updates.pt"), weights_only=True)[case]))
-        return dict(_run_numbers(next(Path(folder, "runs", "same_numbers").iterdir())))
+    with launched_in(tree, RUNS[case]) as folder:
+        return dict(_run_numbers(folder))
 
 
 def _run_numbers(folder: Path) -> Iterator[tuple[str, Any]]:
@@ -117,11 +94,10 @@ def _run_numbers(folder: Path) -> Iterator[tuple[str, Any]]:
     yield from flat(torch.load(checkpoint / "shared.pt", weights_only=True))
     for part in sorted(checkpoint.glob("gmi*.pt")):
         yield from flat(torch.load(part, weights_only=True), part.stem)
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        metrics = json.loads(line)
-        for clocked in ("gmi_seconds", "gmi_mem_peak_bytes"):
-            metrics.pop(clocked, None)
-        yield from flat(metrics, f"metrics/{metrics['iteration']}")
+    for line in metrics_of(folder):
+        clocked = ("gmi_seconds", "gmi_mem_peak_bytes")
+        numbers = {name: value for name, value in line.items() if name not in clocked}
+        yield from flat(numbers, f"metrics/{line['iteration']}")
 
 
 @dataclass
@@ -184,31 +160,21 @@ def table(comparisons: Mapping[str, Comparison], commit: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    cases = [*RUNS, *UPDATES]
-    parser.add_argument("--against", required=True, metavar="COMMIT")
-    parser.add_argument("--case", nargs="+", choices=cases, default=cases, metavar="NAME")
-    parser.add_argument("--row", default="bit_equal", metavar="NAME", help="of the result's row")
-    options = parser.parse_args()
+    options_of = parser(__doc__)
+    options_of.add_argument("--against", required=True, metavar="COMMIT")
+    options_of.add_argument("--case", nargs="+", choices=RUNS, default=list(RUNS), metavar="NAME")
+    options_of.add_argument("--row", default="bit_equal", metavar="NAME", help="of the result")
+    options = options_of.parse_args()
     commit = git("rev-parse", "--short=12", options.against)
     comparisons: dict[str, Comparison] = {}
     with checkout(commit) as tree:
         for case in options.case:
-            print(case, file=sys.stderr, flush=True)
+            say(case)
             comparisons[case] = compare(run(ROOT, case), run(tree, case))
     equal = sum(comparison.bit_equal for comparison in comparisons.values())
     emit(
-        bench="same_numbers",
-        name=options.row,
-        value=equal,
-        unit="cases",
-        peer=len(comparisons),
-        ratio=equal / len(comparisons),
-        repeats=1,
-        spread=None,
-        against=commit,
+        "same_numbers", options.row, value=equal, unit="cases", peer=len(comparisons),
+        ratio=equal / len(comparisons), against=commit,
         cases={
             case: {
                 "bit_equal": comparison.bit_equal,
@@ -220,8 +186,8 @@ def main() -> int:
             }
             for case, comparison in comparisons.items()
         },
-    )
-    print(table(comparisons, commit), file=sys.stderr)
+    )  # fmt: skip
+    say(table(comparisons, commit))
     return 0 if equal == len(comparisons) else 1
 
 

@@ -20,14 +20,13 @@ In bench/results/scale.json:
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import scale_checks
 import scale_measure
-from report import RESULTS, emit, read_results, say, write_results
+from report import RESULTS, emit, parser, read_results, say, write_results
 
 from gmi_drl.placement import layout_of, load_config
 from gmi_drl.selector.forecast.forecast import TRIES, Forecast, forecast, ladder
@@ -141,14 +140,12 @@ def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--measure", action="store_true", help="measure the two anew")
-    parser.add_argument("--iterations", type=int, default=60, help="of sleepers, each")
-    parser.add_argument("--hosts", type=int, default=256, help="project up to so many")
-    parser.add_argument("--tries", type=int, default=TRIES, help="of each projection")
-    options = parser.parse_args()
+    options_of = parser(__doc__)
+    options_of.add_argument("--measure", action="store_true", help="measure the two anew")
+    options_of.add_argument("--iterations", type=int, default=60, help="of sleepers, each")
+    options_of.add_argument("--hosts", type=int, default=256, help="project up to so many")
+    options_of.add_argument("--tries", type=int, default=TRIES, help="of each projection")
+    options = options_of.parse_args()
     document = read_results(_FILE)
     if options.measure:
         document["core_steps"] = scale_measure.core_steps()

@@ -16,8 +16,8 @@ import argparse
 import os
 from typing import Any
 
-from modes import in_turn, launched
-from report import emit_pairs
+from modes import column, in_turn, launched
+from report import emit_pairs, parser
 
 TASKS = {"ant": "Ant-v5", "halfcheetah": "HalfCheetah-v5", "cartpole": "CartPole-v1"}
 
@@ -38,30 +38,21 @@ def config_of(task: str, options: argparse.Namespace, template: str, gmis: int) 
 
 def measure(task: str, options: argparse.Namespace, gmis: int) -> None:
     """Measures TCG, TDG and one process in turn, and emits their rows."""
-    results = in_turn(
-        {
-            "tcg": lambda: launched(config_of(task, options, "tcg", gmis)),
-            "tdg": lambda: launched(config_of(task, options, "tdg", gmis)),
-            "one_process": lambda: launched(config_of(task, options, "tcg", 1)),
-        },
-        options.rounds,
-    )
-    ours = results.pop("tcg")
-    for peer_name, peer_runs in results.items():
-        rates = [[run["predictions_per_s"] for run in runs] for runs in (ours, peer_runs)]
-        name = f"{task}/{peer_name}"
-        emit_pairs("serving", name, "steps/s", *rates, num_env=options.num_env, gmis=gmis)
+    ways = {"tcg": ("tcg", gmis), "tdg": ("tdg", gmis), "one_process": ("tcg", 1)}
+    entries = {
+        name: lambda way=way: launched(config_of(task, options, *way)) for name, way in ways.items()
+    }
+    rates = column(in_turn(entries, options.rounds), "predictions_per_s")
+    ours, fields = rates.pop("tcg"), {"num_env": options.num_env, "gmis": gmis}
+    for peer, peer_rates in rates.items():
+        emit_pairs("serving", f"{task}/{peer}", "steps/s", ours, peer_rates, **fields)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["ant", "cartpole"])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=400_000)
-    parser.add_argument("--num-env", type=int, default=32, help="over all simulators")
-    options = parser.parse_args()
+    options_of = parser(__doc__, rounds=5, steps=400_000)
+    options_of.add_argument("--tasks", nargs="+", choices=TASKS, default=["ant", "cartpole"])
+    options_of.add_argument("--num-env", type=int, default=32, help="over all simulators")
+    options = options_of.parse_args()
     gmis = len(os.sched_getaffinity(0)) // 2 * 2
     if not gmis:
         raise SystemExit("two cores are needed: TDG has a simulator and an agent.")

@@ -31,7 +31,7 @@ from typing import Any, Final
 import gymnasium
 import numpy as np
 from modes import lines_of
-from report import emit_pairs, say
+from report import emit_pairs, parser, ratios_of, say, spread_of
 
 from gmi_drl.comm.experience import measure_cost
 from gmi_drl.comm.transports import create_link
@@ -99,12 +99,8 @@ def times_of(lines: Sequence[dict[str, Any]], num_env: int, packets_s: float) ->
 def packets_s(task: str, num_env: int) -> float:
     """Returns the seconds of TDG's packets for a step of all: observations, actions, by halves."""
     env = gymnasium.make(TASKS[task])
-    try:
-        assert env.observation_space.shape is not None
-        assert env.action_space.shape is not None
-        sizes = (math.prod(env.observation_space.shape), math.prod(env.action_space.shape))
-    finally:
-        env.close()
+    sizes = (math.prod(env.observation_space.shape), math.prod(env.action_space.shape))
+    env.close()
     cost = measure_cost(create_link("simulator", "agent"))
     return sum(2 * cost.packet_s(4 * (num_env // 2) * size) for size in sizes)
 
@@ -117,8 +113,6 @@ def models(mode: str, times: Times) -> dict[str, float]:
         tdg_com_s=times.com_s, tdg_ex_com_s=times.com_s,
     )  # fmt: skip
     cost, split_cost = TEMPLATES[together].cost, TEMPLATES[split].cost
-    assert cost is not None
-    assert split_cost is not None
     measured = cost.ratio(split_cost, workload)
     held = 2 * measured  # two cores, of which one works at a time
     if mode == "serving":
@@ -150,37 +144,26 @@ def measure(mode: str, task: str, options: argparse.Namespace) -> None:
             say(f"{task} {mode}, round {number + 1}: {template} {times.steps_per_s:,.0f} steps/s")
     ours, peer_times = runs.values()
     speeds, peers = ([run.steps_per_s for run in times] for times in (ours, peer_times))
-    ratios = [a / b for a, b in zip(speeds, peers, strict=True)]
     median = Times(*(float(np.median([getattr(t, f) for t in peer_times]))
                      for f in Times.__dataclass_fields__))  # fmt: skip
-    row = emit_pairs(
+    emit_pairs(
         "templates", f"{task}/{mode}", "steps/s", speeds, peers,
-        ratio_spread=[round(min(ratios), 3), round(max(ratios), 3)],
-        **models(mode, median),
+        ratio_spread=spread_of(ratios_of(speeds, peers), 3), **models(mode, median),
         ts_us=round(1e6 * median.ts_s, 2), ta_us=round(1e6 * median.ta_s, 2),
         tt_us=round(1e6 * median.tt_s, 2), com_us=round(1e6 * median.com_s, 2),
         num_env=num_env, templates=list(PAIRS[mode]),
     )  # fmt: skip
-    say(
-        f"{task} {mode}: {row['ratio']:.2f} measured; by the model {row['model_held']:.2f} where a "
-        f"GMI holds its core, {row['model_measured']:.2f} where it does not, "
-        f"{row['model_paper']:.2f} with the paper's constants"
-    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["ant", "cartpole"])
-    parser.add_argument("--modes", nargs="+", choices=PAIRS, default=list(PAIRS))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--seconds", type=float, default=10.0, help="of a run, about; 5 or more in serving"
-    )
-    parser.add_argument("--first-steps", type=int, default=16_384, help="of the first runs")
-    parser.add_argument("--num-env", type=int, default=32, help="over all simulators")
-    options = parser.parse_args()
+    options_of = parser(__doc__, rounds=5)
+    add = options_of.add_argument
+    add("--tasks", nargs="+", choices=TASKS, default=["ant", "cartpole"])
+    add("--modes", nargs="+", choices=PAIRS, default=list(PAIRS))
+    add("--seconds", type=float, default=10.0, help="of a run, about; 5 or more in serving")
+    add("--first-steps", type=int, default=16_384, help="of the first runs")
+    add("--num-env", type=int, default=32, help="over all simulators")
+    options = options_of.parse_args()
     for task in options.tasks:
         for mode in options.modes:
             measure(mode, task, options)

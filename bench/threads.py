@@ -14,14 +14,13 @@ Run it on a machine that does nothing else:
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-from modes import Rates, in_turn, launched
-from report import emit_pairs
+from modes import Rates, column, in_turn, launched
+from report import emit_pairs, parser
 
 import gmi_drl
 from gmi_drl import runtime
@@ -42,7 +41,7 @@ class ThreadACore(gmi_drl.Holistic):
         return nullcontext()
 
 
-def config_of(task: str, cores: list[int], *, thread_a_core: bool) -> Mapping[str, Any]:
+def config_of(task: str, cores: list[int], *, thread_a_core: bool = False) -> Mapping[str, Any]:
     """Returns the config of a task's example in one GMI."""
     overrides = [
         f"run.total_steps={TASKS[task]}", "run.eval_episodes=0", "run.checkpoint_every=0",
@@ -64,17 +63,15 @@ def job(
         runtime.shutdown()
         forkserver_process.ONE_THREAD[_SPIN] = spin
         runtime.init(PRELOAD)
-        config = config_of(task, cores, thread_a_core=thread_a_core)
-        return {"steps_per_s": launched(config)["training_samples_per_s"]}
+        return launched(config_of(task, cores, thread_a_core=thread_a_core))
 
     return run
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    options = parser.parse_args()
+    options_of = parser(__doc__, rounds=5)
+    options_of.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    options = options_of.parse_args()
     cores, usual = sorted(os.sched_getaffinity(0))[:2], forkserver_process.ONE_THREAD[_SPIN]
     for task in options.tasks:
         ways = {
@@ -83,11 +80,10 @@ def main() -> None:
             "sleep": job(task, cores, "0", thread_a_core=True),
             "one": job(task, cores[:1], usual),
         }
-        results = in_turn(ways, options.rounds)
-        rates = {way: [run["steps_per_s"] for run in runs] for way, runs in results.items()}
-        emit_pairs("threads", f"{task}/busy", "steps/s", rates["busy"], rates["spin"])
-        emit_pairs("threads", f"{task}/second", "steps/s", rates["busy"], rates["one"])
-        emit_pairs("threads", f"{task}/spin", "steps/s", rates["spin"], rates["sleep"])
+        rates = column(in_turn(ways, options.rounds), "steps_per_s")
+        for row, *pair in (("busy", "busy", "spin"), ("second", "busy", "one"),
+                           ("spin", "spin", "sleep")):  # fmt: skip
+            emit_pairs("threads", f"{task}/{row}", "steps/s", *(rates[way] for way in pair))
     runtime.shutdown()
 
 
