@@ -16,7 +16,6 @@ reported with its error.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rows
 from children import answer, ask
+from report import parser
 from rows.base import Side
 
 SIDES = ("ours", "ray")
@@ -35,11 +35,8 @@ def measure_here(side: Side, row: str) -> dict[str, float]:
     measure = rows.find(row)
     if row in rows.MODULES["system"]:  # these start and end the runtime themselves
         return measure(side)
-    side.init()
-    try:
+    with side.running():
         return measure(side)
-    finally:
-        side.api.shutdown()
 
 
 def measure_in_child(side: Side, row: str, folder: Path) -> dict[str, Any]:
@@ -49,16 +46,14 @@ def measure_in_child(side: Side, row: str, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--rows", nargs="+", default=list(rows.NAMES), metavar="ROW")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="small numbers: a smoke test")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
-    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options_of = parser(__doc__, rounds=5)
+    add = options_of.add_argument
+    add("--rows", nargs="+", default=list(rows.NAMES), metavar="ROW")
+    add("--quick", action="store_true", help="small numbers: a smoke test")
+    add("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    add("--side", choices=SIDES, help="one row, in this process, which answers in the file --out")
+    add("--out", type=Path)
+    options = options_of.parse_args()
     if options.side is not None:
         side = Side(options.side, options.quick)
         answer(lambda: measure_here(side, options.rows[0]), options.out)

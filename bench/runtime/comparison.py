@@ -1,4 +1,4 @@
-"""Runs rounds of rows over two sides, and prints a table of their results."""
+"""Runs rounds of rows over two sides, and emits their results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from report import emit, say
+from report import emit, ratios_of, say
 from rows.base import NUM_CPUS, UNITS, Side
 
 Answer = dict[str, Any]  # {"found": {name: value}} or {"error": text}
@@ -23,7 +23,7 @@ def compare(
 ) -> None:
     """Measures every row on every side in turn, round after round, and emits what was found.
 
-    A smoke test only prints the table: its numbers are too small to keep.
+    The rows of a smoke test are only printed: its numbers are too small to keep.
     """
     answers: dict[tuple[str, str], list[Answer]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -35,7 +35,6 @@ def compare(
                     if "error" in answer:
                         say(f"    {row} fails on {side.name}: {answer['error']}")
                     answers.setdefault((row, side.name), []).append(answer)
-    say(f"\n{'row':52} {'ours':>11} {'ray':>11} unit        ours better by")
     for row in names:
         ours, peer = answers.get((row, "ours"), []), answers.get((row, "ray"), [])
         _report_row(row, ours, peer, keep=not sides[0].quick)
@@ -43,47 +42,23 @@ def compare(
 
 def _report_row(row: str, ours: list[Answer], peer: list[Answer], *, keep: bool) -> None:
     errors = {
-        f"{side}_errors": sorted({answer["error"] for answer in answers if "error" in answer})
+        f"{side}_errors": sorted(texts)
         for side, answers in (("our", ours), ("peer", peer))
+        if (texts := {answer["error"] for answer in answers if "error" in answer})
     }
     kinds = dict.fromkeys(kind for answer in ours + peer for kind in answer.get("found", {}))
     for kind in kinds or ["failed"]:
         unit, larger = UNITS.get(kind, ("", True))
-        values, peers = _values(ours, kind), _values(peer, kind)
-        ratios = [
-            (a / b if larger else b / a)
-            for a, b in zip(_by_round(ours, kind), _by_round(peer, kind), strict=False)
-            if a and b
-        ]
-        ratio = statistics.median(ratios) if ratios else None
-        if keep:
-            emit(
-                "runtime_against_ray",
-                f"{row}/{kind}",
-                value=_median(values),
-                unit=unit,
-                peer=_median(peers),
-                ratio=ratio,
-                repeats=len(ours) or len(peer),
-                spread=_range(values),
-                peer_spread=_range(peers),
-                peer_name=f"ray {version('ray')}",
-                num_cpus=NUM_CPUS,
-                **{name: texts for name, texts in errors.items() if texts},
-            )
-        better = "-" if ratio is None else f"{ratio:.1f}x"
-        say(
-            f"{row + '/' + kind:52} {_text(ours, values)} {_text(peer, peers)} "
-            f"{unit:11} {better:>8}"
-        )
-
-
-def _by_round(answers: list[Answer], kind: str) -> list[float | None]:
-    return [answer.get("found", {}).get(kind) for answer in answers]
-
-
-def _values(answers: list[Answer], kind: str) -> list[float]:
-    return [value for value in _by_round(answers, kind) if value is not None]
+        rounds = [[a.get("found", {}).get(kind) for a in answers] for answers in (ours, peer)]
+        values, peers = ([v for v in found if v is not None] for found in rounds)
+        pairs = [(a, b) for a, b in zip(*rounds, strict=False) if a and b]
+        ratios = ratios_of(*zip(*pairs, strict=True), not larger) if pairs else []
+        emit(
+            "runtime_against_ray", f"{row}/{kind}", value=_median(values), unit=unit,
+            peer=_median(peers), ratio=statistics.median(ratios) if ratios else None,
+            repeats=len(ours) or len(peer), spread=_range(values), peer_spread=_range(peers),
+            peer_name=f"ray {version('ray')}", num_cpus=NUM_CPUS, dry=not keep, **errors,
+        )  # fmt: skip
 
 
 def _median(values: list[float]) -> float | None:
@@ -92,9 +67,3 @@ def _median(values: list[float]) -> float | None:
 
 def _range(values: list[float]) -> list[float] | None:
     return [float(f"{pick(values):.5g}") for pick in (min, max)] if values else None
-
-
-def _text(answers: list[Answer], values: list[float]) -> str:
-    if values:
-        return f"{statistics.median(values):11,.4g}"
-    return f"{'failed' if answers else '-':>11}"

@@ -13,7 +13,6 @@ Pictures go to docs/runtime/, results to bench/results/runtime_figures/. Needs t
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -23,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import paper
 from children import answer, ask
-from paper.base import Curves, Figure, Headline, Series, merge
-from report import emit, say
+from paper.base import Curves, Figure, Series, merge
+from report import emit, parser, say
 
 _PICTURES = Path(__file__).resolve().parents[2] / "docs" / "runtime"
 
@@ -67,37 +66,21 @@ def report(figure: Figure, curves: Curves, errors: list[str], rounds: int, keep:
         label: {"x": curve.x, "median": curve.y, "low": curve.low, "high": curve.high}
         for label, curve in curves.items()
     }
-    headline = figure.headline(curves) or Headline("failed", None, "", None, None)
-    if headline.value is not None:
-        peer = "" if headline.peer is None else f", peer {headline.peer:.4g}"
-        say(f"figure {figure.number}: {headline.what} {headline.value:.4g} {headline.unit}{peer}")
-    if keep:
-        emit(
-            "runtime_figures",
-            f"{figure.number}_{figure.name}",
-            value=headline.value,
-            unit=headline.unit,
-            peer=headline.peer,
-            ratio=headline.ratio,
-            repeats=rounds,
-            spread=None,
-            what=headline.what,
-            points=points,
-            **({"errors": errors} if errors else {}),
-        )
+    emit(
+        "runtime_figures", f"{figure.number}_{figure.name}", repeats=rounds, dry=not keep,
+        **figure.headline.fields(curves), points=points, **({"errors": errors} if errors else {}),
+    )  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--figures", nargs="+", default=list(paper.MODULES), metavar="NUMBER")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="small numbers: nothing is kept")
-    parser.add_argument("--pictures", type=Path, help="where they go (docs/runtime)")
-    parser.add_argument("--part", help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options_of = parser(__doc__, rounds=3)
+    add = options_of.add_argument
+    add("--figures", nargs="+", default=list(paper.MODULES), metavar="NUMBER")
+    add("--quick", action="store_true", help="small numbers: nothing is kept")
+    add("--pictures", type=Path, help="where they go (docs/runtime)")
+    add("--part", help="one part, in a process of its own, which answers in the file --out")
+    add("--out", type=Path)
+    options = options_of.parse_args()
     figures = [paper.find(number) for number in options.figures]
     if options.part is not None:
         answer(lambda: figures[0].parts[options.part](options.quick), options.out)

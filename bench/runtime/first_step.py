@@ -10,7 +10,6 @@ and its line in metrics.jsonl. Peer: a bare interpreter that imports torch, gymn
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from report import emit_pairs
+from report import emit_pairs, parser
 
 _CONFIG = """
 version: 1
@@ -54,9 +53,7 @@ def imports() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=7)
-    repeats = parser.parse_args().repeats
+    repeats = parser(__doc__, repeats=7).parse_args().repeats
     imports()  # warm the disk cache
     launch_s, import_s = [], []
     for _ in range(repeats):

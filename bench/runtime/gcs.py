@@ -22,7 +22,6 @@ It draws docs/runtime/gcs_flushing.png and docs/runtime/gcs_reconfiguration.png.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -41,7 +40,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psutil
-from report import emit_pairs
+from matplotlib.figure import Figure
+from report import emit_pairs, parser
 
 from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.gcs.tables import TaskRow
@@ -156,7 +156,6 @@ def reconfigure(seconds: float, victim: str, folder: Path) -> dict[str, Any]:
     """Returns the waits for acknowledgements of puts one by one, with a member killed half way."""
     with contextlib.closing(Gcs(folder / f"{victim}.sqlite", shards=1, replicas=3)) as store:
         chains = store.chains
-        assert chains is not None
         while len(chains.members()[0]) < 3:
             time.sleep(0.01)
         for number in range(2_000):
@@ -223,14 +222,9 @@ def draw_reconfiguration(runs: dict[str, dict[str, Any]]) -> None:
 
 
 def _axes(x: str, y: str) -> tuple[Any, Any]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6.4, 3.6), dpi=110)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    figure = Figure(figsize=(6.4, 3.6), dpi=110)
+    axes = figure.subplots()
+    axes.set(xlabel=x, ylabel=y)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
@@ -244,20 +238,15 @@ def _save(figure: Any, name: str) -> None:
 def report(
     name: str, unit: str, ours: Sequence[float], theirs: Sequence[float], **more: Any
 ) -> None:
-    ratio = round(statistics.median(theirs) / statistics.median(ours), 4)
-    row = emit_pairs("gcs", name, unit, ours, theirs, digits=4, **{"ratio": ratio, **more})
-    print(f"{name:26} {row['value']:9.3f} {unit:4} peer {row['peer']:9.3f}", file=sys.stderr)
+    ratio = statistics.median(theirs) / statistics.median(ours)
+    emit_pairs("gcs", name, unit, ours, theirs, digits=4, ratio=ratio, **more)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each reconfiguration")
-    parser.add_argument("--memory", choices=("flushed", "kept"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    options_of = parser(__doc__, rows=1_000_000, rounds=3)
+    options_of.add_argument("--seconds", type=float, default=6.0, help="of each reconfiguration")
+    options_of.add_argument("--memory", choices=("flushed", "kept"), help="that alone, as JSON")
+    arguments = options_of.parse_args()
     if arguments.memory:
         print(json.dumps(memory(arguments.rows, arguments.memory == "flushed")))
         return

@@ -21,7 +21,6 @@ Rows:
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import statistics
@@ -36,7 +35,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from report import emit_pairs
+import psutil
+from report import emit_pairs, parser
 
 from gmi_drl import runtime
 
@@ -154,16 +154,8 @@ def together(start: Callable[[], Callable[[str], int]], number: int) -> float:
 def memory(start: Callable[[], Callable[[str], int]], number: int, server: int | None) -> float:
     """Returns the bytes of a process when all have worked; shared pages count in parts."""
     pids = [call("work") for call in [start() for _ in range(number)]]
-    total = sum(pss(pid) for pid in pids) + (pss(server) if server else 0)
-    return total / number
-
-
-def pss(pid: int) -> int:
-    """Returns the proportional set size in bytes."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"no Pss in smaps_rollup of {pid}")
+    pids += [server] if server else []
+    return sum(psutil.Process(pid).memory_full_info().pss for pid in pids) / number
 
 
 def import_s(module: str) -> float:
@@ -209,37 +201,19 @@ def measure(number: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--gmis", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = parser(__doc__, gmis=8, rounds=5).parse_args()
     multiprocessing.set_forkserver_preload(list(MODULES))
     rounds = [measure(arguments.gmis) for _ in range(arguments.rounds)]
-    for row in (
-        "first/spawn",
-        "further/spawn",
-        "further/forkserver",
-        "together/spawn",
-        "memory/spawn",
-        "import/torch",
-    ):
-        quantity, scale, unit = row.split("/")[0], 1.0, "s"
-        if quantity == "memory":
-            scale, unit = MIB, "MiB"
+    for row in (name for name in rounds[0] if "/" in name):
+        quantity = row.split("/")[0]
+        scale, unit = (MIB, "MiB") if quantity == "memory" else (1.0, "s")
         ours = [statistics.median(quantities[quantity]) / scale for quantities in rounds]
         peer_values = [statistics.median(quantities[row]) / scale for quantities in rounds]
         worst = max(max(quantities[quantity]) for quantities in rounds) / scale
-        result = emit_pairs(
+        emit_pairs(
             "runtime_start", row, unit, ours, peer_values,
             smaller_is_better=True, digits=4, gmis=arguments.gmis, worst=round(worst, 4),
         )  # fmt: skip
-        print(
-            f"{row:20} {result['value']:9.4f} {unit:4} peer {result['peer']:9.4f}  "
-            f"{result['ratio']:7.1f}x",
-            file=sys.stderr,
-        )
 
 
 if __name__ == "__main__":

@@ -14,15 +14,12 @@ import tempfile
 import time
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rows.base import GET_S, Side, seconds
 
 from .base import COLORS, Curves, Figure, Headline, Series, plot, size_axis
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Picture
 
 _SIZES = (1_000_000, 10_000_000, 100_000_000)  # bytes of float32 an actor has
 _RANKS = 2
@@ -63,10 +60,8 @@ def _repeats(nbytes: int, quick: bool) -> int:
 
 
 def _measure(name: str, quick: bool) -> Series:
-    side = Side(name, quick)
-    side.init()
-    points = []
-    try:
+    side, points = Side(name, quick), []
+    with side.running():
         for nbytes in _SIZES:
             members = [side.actor(Member).remote(rank, nbytes) for rank in range(_RANKS)]
             for _ in range(2):
@@ -81,8 +76,6 @@ def _measure(name: str, quick: bool) -> Series:
                 raise RuntimeError(f"the sum is {value}; it should be {expected}.")
             for member in members:
                 side.api.kill(member)
-    finally:
-        side.api.shutdown()
     return {_LABELS[name]: points}
 
 
@@ -128,7 +121,7 @@ def _gloo(quick: bool) -> Series:
     return {_LABELS["gloo"]: points}
 
 
-def _draw(curves: Curves, picture: Picture) -> None:
+def _draw(curves: Curves, picture: Any) -> None:
     axes = picture.subplots()
     colors = dict(zip(_LABELS.values(), ("ours", "ray", "peer"), strict=True))
     for label, curve in curves.items():
@@ -139,18 +132,11 @@ def _draw(curves: Curves, picture: Picture) -> None:
     axes.legend(fontsize="small")
 
 
-def _headline(curves: Curves) -> Headline | None:
-    if not {_LABELS["ours"], _LABELS["gloo"]} <= curves.keys():
-        return None
-    ours, peer = (curves[_LABELS[name]].at(_SIZES[-1]) for name in ("ours", "gloo"))
-    return Headline("all_reduce_100MB/gloo", ours, "s", peer, peer / ours)
-
-
 FIGURE = Figure(
-    "12",
-    "allreduce",
-    (6, 4),
-    {"ours": partial(_measure, "ours"), "ray": partial(_measure, "ray"), "gloo": _gloo},
-    _draw,
-    _headline,
-)
+    "12", "allreduce", (6, 4),
+    {"ours": partial(_measure, "ours"), "ray": partial(_measure, "ray"), "gloo": _gloo}, _draw,
+    Headline(
+        "all_reduce_100MB/gloo", "s", _LABELS["ours"], _LABELS["gloo"],
+        lambda curve: curve.at(_SIZES[-1]), smaller_is_better=True,
+    ),
+)  # fmt: skip

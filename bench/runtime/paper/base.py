@@ -5,11 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Picture
+from typing import Any
 
 Point = tuple[float, float]
 Series = dict[str, list[Point]]  # the measurements of one part in one round, by label
@@ -35,13 +31,23 @@ Curves = dict[str, Curve]
 
 @dataclass(frozen=True)
 class Headline:
-    """The one number of a figure; `ratio` is ours over the peer's, larger is better."""
+    """Describes the one number of a figure: a number of our curve, and of the peer's."""
 
     what: str
-    value: float | None
     unit: str
-    peer: float | None
-    ratio: float | None
+    ours: str  # the label of a curve
+    peer: str
+    of: Callable[[Curve], float]
+    smaller_is_better: bool = False
+
+    def fields(self, curves: Curves) -> dict[str, Any]:
+        """Returns the fields of a row; `ratio` is ours over the peer's, larger is better."""
+        if not {self.ours, self.peer} <= curves.keys():  # a part has failed
+            return {"value": None, "unit": "", "peer": None, "ratio": None, "what": "failed"}
+        ours, peer = (self.of(curves[label]) for label in (self.ours, self.peer))
+        pair = (peer, ours) if self.smaller_is_better else (ours, peer)
+        ratio = pair[0] / pair[1] if pair[1] else None
+        return {"value": ours, "unit": self.unit, "peer": peer, "ratio": ratio, "what": self.what}
 
 
 @dataclass(frozen=True)
@@ -49,15 +55,15 @@ class Figure:
     """Describes a figure: how it is measured, drawn and summarised.
 
     Each of `parts` is called in a process of its own; its argument tells whether it is a smoke
-    test. `headline` may return None when a part of it failed.
+    test. `draw` gets the curves and matplotlib's figure.
     """
 
     number: str
     name: str
     size: tuple[float, float]
     parts: Mapping[str, Callable[[bool], Series]]
-    draw: Callable[[Curves, Picture], None]
-    headline: Callable[[Curves], Headline | None]
+    draw: Callable[[Curves, Any], None]
+    headline: Headline
 
 
 def merge(rounds: Sequence[Series]) -> Curves:
@@ -78,13 +84,13 @@ def merge(rounds: Sequence[Series]) -> Curves:
     return curves
 
 
-def plot(axes: Axes, curve: Curve, label: str, color: str, style: str = "o-") -> None:
+def plot(axes: Any, curve: Curve, label: str, color: str, style: str = "o-") -> None:
     """Draws a line with its band."""
     axes.plot(curve.x, curve.y, style, color=color, label=label, markersize=4, linewidth=1.6)
     axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)
 
 
-def size_axis(axes: Axes, sizes: Sequence[float]) -> None:
+def size_axis(axes: Any, sizes: Sequence[float]) -> None:
     """Makes a logarithmic axis of bytes, with a name at every size or every second one."""
     axes.set_xscale("log")
     step = 1 if len(sizes) < 7 else 2

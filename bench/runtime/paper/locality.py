@@ -8,16 +8,13 @@ every call is given the bytes themselves, shows what moving them costs.
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rows.base import Side, api, noop, seconds, warm_up
 from rows.objects import last_item, ones
 
 from .base import COLORS, Curves, Figure, Headline, Series, plot, size_axis
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Picture
 
 _SIZES = (10_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
 SAME, OTHER, MOVED = "on the task's device", "on the other device", "given with the call"
@@ -57,22 +54,18 @@ def _ours(quick: bool) -> Series:
 
 
 def _ray(quick: bool) -> Series:
-    side = Side("ray", quick)
-    side.init()
-    points = []
-    try:
+    side, points = Side("ray", quick), []
+    with side.running():
         warm_up(side, side.task(noop))
         task = side.task(last_item)
         for nbytes in _SIZES:
             ref = side.task(ones).remote(nbytes)
             points.append((float(nbytes), _latency_s(side, nbytes, task, ref)))
             del ref
-    finally:
-        side.api.shutdown()
     return {RAY: points}
 
 
-def _draw(curves: Curves, picture: Picture) -> None:
+def _draw(curves: Curves, picture: Any) -> None:
     axes = picture.subplots()
     styles = {
         SAME: ("ours", "o-"),
@@ -89,11 +82,10 @@ def _draw(curves: Curves, picture: Picture) -> None:
     axes.legend(fontsize="small")
 
 
-def _headline(curves: Curves) -> Headline | None:
-    if not {SAME, RAY} <= curves.keys():
-        return None
-    ours, peer = curves[SAME].at(_SIZES[-1]), curves[RAY].at(_SIZES[-1])
-    return Headline("latency_100MB_by_reference", ours, "s", peer, peer / ours)
-
-
-FIGURE = Figure("8a", "locality", (6, 4), {"ours": _ours, "ray": _ray}, _draw, _headline)
+FIGURE = Figure(
+    "8a", "locality", (6, 4), {"ours": _ours, "ray": _ray}, _draw,
+    Headline(
+        "latency_100MB_by_reference", "s", SAME, RAY, lambda curve: curve.at(_SIZES[-1]),
+        smaller_is_better=True,
+    ),
+)  # fmt: skip

@@ -13,14 +13,11 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rows.base import GET_S, Side, noop, warm_up
 
 from .base import COLORS, Curves, Figure, Headline, Series, plot
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Picture
 
 _CHAINS = 4
 _TASK_S = 0.02
@@ -41,12 +38,8 @@ def link(before: tuple[int, int], log: str) -> tuple[int, int]:
 
 def _measure(name: str, quick: bool) -> Series:
     side = Side(name, quick)
-    side.init()
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            return _chains(side, name, Path(folder) / "begun", _PHASE_S / (4 if quick else 1))
-    finally:
-        side.api.shutdown()
+    with side.running(), tempfile.TemporaryDirectory() as folder:
+        return _chains(side, name, Path(folder) / "begun", _PHASE_S / (4 if quick else 1))
 
 
 def _chains(side: Side, name: str, log: Path, phase_s: float) -> Series:
@@ -88,7 +81,7 @@ def _rate(finished_s: list[float], end_s: float) -> list[tuple[float, float]]:
     return [((i + 0.5) * _BIN_S, count / _BIN_S) for i, count in enumerate(bins)]
 
 
-def _draw(curves: Curves, picture: Picture) -> None:
+def _draw(curves: Curves, picture: Any) -> None:
     axes = picture.subplots()
     for name, label in _LABELS.items():
         if label in curves:
@@ -105,20 +98,10 @@ def _draw(curves: Curves, picture: Picture) -> None:
     axes.legend(fontsize="small", loc="center right")
 
 
-def _headline(curves: Curves) -> Headline | None:
-    if not set(_LABELS.values()) <= curves.keys():
-        return None
-    ours, peer = (
-        sum(curves[_LABELS[name]].y) / len(curves[_LABELS[name]].y) for name in ("ours", "ray")
-    )
-    return Headline("chain_tasks_through_three_losses", ours, "1/s", peer, ours / peer)
-
-
 FIGURE = Figure(
-    "11a",
-    "recovery",
-    (7, 4),
-    {name: partial(_measure, name) for name in _LABELS},
-    _draw,
-    _headline,
-)
+    "11a", "recovery", (7, 4), {name: partial(_measure, name) for name in _LABELS}, _draw,
+    Headline(
+        "chain_tasks_through_three_losses", "1/s", *_LABELS.values(),
+        lambda curve: sum(curve.y) / len(curve.y),
+    ),
+)  # fmt: skip

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rows.base import Side
 
 from .base import COLORS, Curves, Figure, Headline, Series, plot, size_axis
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Picture
 
 _SIZES = tuple(1_000 * 4**k for k in range(10))  # 1 KB ... 262 MB
 _LABELS = {"ours": "ours", "ray": "Ray", "memcpy": "warm memcpy"}
@@ -26,24 +23,20 @@ _MEASURE_S = 1.0
 def _puts_per_s(put: Any, nbytes: int, quick: bool) -> float:
     """Returns objects a second; each is dropped when the next is stored."""
     value = np.ones(nbytes, np.uint8)
-    ref = [put(value) for _ in range(1)]
-    for _ in range(2):
-        ref[0] = put(value)
+    for _ in range(3):
+        ref = put(value)
     limit_s, number = _MEASURE_S / (20 if quick else 1), 0
     begin = time.perf_counter()
     while (spent_s := time.perf_counter() - begin) < limit_s or number < 3:
-        ref[0] = put(value)
+        ref = put(value)  # noqa: F841 - which drops the one before
         number += 1
     return number / spent_s
 
 
 def _store(name: str, quick: bool) -> Series:
     side = Side(name, quick)
-    side.init()
-    try:
+    with side.running():
         return {_LABELS[name]: [(size, _puts_per_s(side.api.put, size, quick)) for size in _SIZES]}
-    finally:
-        side.api.shutdown()
 
 
 def _memcpy(quick: bool) -> Series:
@@ -54,7 +47,7 @@ def _memcpy(quick: bool) -> Series:
     return {_LABELS["memcpy"]: points}
 
 
-def _draw(curves: Curves, picture: Picture) -> None:
+def _draw(curves: Curves, picture: Any) -> None:
     left, right = picture.subplots(1, 2)
     colors = dict(zip(_LABELS.values(), (COLORS["ours"], COLORS["ray"], "grey"), strict=True))
     for label, curve in curves.items():
@@ -75,19 +68,11 @@ def _draw(curves: Curves, picture: Picture) -> None:
     picture.suptitle("Storing objects, one process")
 
 
-def _headline(curves: Curves) -> Headline | None:
-    if not set(_LABELS.values()) <= curves.keys():
-        return None
-    size = _SIZES[-2]
-    ours, peer = (size / 1e9 * curves[_LABELS[name]].at(size) for name in ("ours", "ray"))
-    return Headline("store_66MB", ours, "GB/s", peer, ours / peer)
-
-
 FIGURE = Figure(
-    "9",
-    "store",
-    (9, 4),
-    {"ours": partial(_store, "ours"), "ray": partial(_store, "ray"), "memcpy": _memcpy},
-    _draw,
-    _headline,
-)
+    "9", "store", (9, 4),
+    {"ours": partial(_store, "ours"), "ray": partial(_store, "ray"), "memcpy": _memcpy}, _draw,
+    Headline(
+        "store_66MB", "GB/s", _LABELS["ours"], _LABELS["ray"],
+        lambda curve: _SIZES[-2] / 1e9 * curve.at(_SIZES[-2]),
+    ),
+)  # fmt: skip

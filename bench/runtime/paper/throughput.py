@@ -9,14 +9,11 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rows.base import Side, noop, seconds, warm_up
 
 from .base import COLORS, Curves, Figure, Headline, Series, plot
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Picture
 
 _LABELS = {
     ("ours", "noop"): "ours, tasks that do nothing",
@@ -62,7 +59,7 @@ def _all(side: Side, task: object, number: int) -> None:
     side.get([task.remote() for _ in range(number)])  # type: ignore[attr-defined]
 
 
-def _draw(curves: Curves, picture: Picture) -> None:
+def _draw(curves: Curves, picture: Any) -> None:
     axes = picture.subplots()
     for (side, kind), label in _LABELS.items():
         if label in curves:
@@ -75,20 +72,10 @@ def _draw(curves: Curves, picture: Picture) -> None:
     axes.legend(fontsize="small")
 
 
-def _headline(curves: Curves) -> Headline | None:
-    ours, peer = curves.get(_LABELS["ours", "noop"]), curves.get(_LABELS["ray", "noop"])
-    if ours is None or peer is None:
-        return None
-    return Headline(
-        "noop_tasks_all_devices", ours.y[-1], "1/s", peer.y[-1], ours.y[-1] / peer.y[-1]
-    )
-
-
 FIGURE = Figure(
-    "8b",
-    "throughput",
-    (6, 4),
-    {name: partial(_measure, name) for name in ("ours", "ray")},
-    _draw,
-    _headline,
-)
+    "8b", "throughput", (6, 4), {name: partial(_measure, name) for name in ("ours", "ray")}, _draw,
+    Headline(
+        "noop_tasks_all_devices", "1/s", _LABELS["ours", "noop"], _LABELS["ray", "noop"],
+        lambda curve: curve.y[-1],
+    ),
+)  # fmt: skip

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,15 @@ class Side:
             self.api.init(num_cpus=num_cpus, include_dashboard=False, log_to_driver=False)
         else:
             self.api.init(num_cpus=num_cpus)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Starts the runtime, and ends it."""
+        self.init()
+        try:
+            yield
+        finally:
+            self.api.shutdown()
 
     def count(self, number: int) -> int:
         """Returns how often to repeat; a twentieth in a smoke test."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
@@ -42,16 +43,9 @@ def _put(side: Side, nbytes: int, number: int) -> dict[str, float]:
     return rates
 
 
-def put_1KB(side: Side) -> dict[str, float]:
-    return _put(side, _KB, 5_000)
-
-
-def put_1MB(side: Side) -> dict[str, float]:
-    return _put(side, _MB, 1_000)
-
-
-def put_100MB(side: Side) -> dict[str, float]:
-    return _put(side, 100 * _MB, 40)
+put_1KB = functools.partial(_put, nbytes=_KB, number=5_000)
+put_1MB = functools.partial(_put, nbytes=_MB, number=1_000)
+put_100MB = functools.partial(_put, nbytes=100 * _MB, number=40)
 
 
 def _get(side: Side, nbytes: int, number: int) -> dict[str, float]:
@@ -72,16 +66,9 @@ def _get(side: Side, nbytes: int, number: int) -> dict[str, float]:
     return {"per_s": done / spent_s}
 
 
-def get_1KB(side: Side) -> dict[str, float]:
-    return _get(side, _KB, 10_000)
-
-
-def get_1MB(side: Side) -> dict[str, float]:
-    return _get(side, _MB, 2_000)
-
-
-def get_100MB(side: Side) -> dict[str, float]:
-    return _get(side, 100 * _MB, 100)
+get_1KB = functools.partial(_get, nbytes=_KB, number=10_000)
+get_1MB = functools.partial(_get, nbytes=_MB, number=2_000)
+get_100MB = functools.partial(_get, nbytes=100 * _MB, number=100)
 
 
 def last_item(array: Any) -> int:
