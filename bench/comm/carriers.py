@@ -20,6 +20,8 @@ LIMIT = timedelta(seconds=60)
 class Carrier(ABC):
     """Carries messages of one producer to the consumer; it is passed to the producer's process."""
 
+    over: Any  # an event: the consumer has all messages, or has failed
+
     @classmethod
     @abstractmethod
     def make(cls, context: Any, folder: Path, producers: int) -> list[Any]:
@@ -34,11 +36,18 @@ class Carrier(ABC):
     def receiver(carriers: list[Any]) -> Receive:
         """Returns the consumer's receive."""
 
-    def finish(self) -> None:  # noqa: B027 - most need not
+    def finish(self) -> None:
         """Waits in the producer, when all is sent, until the consumer has it."""
+        self.over.wait(60)
+        self.close()
 
-    def done(self) -> None:  # noqa: B027
+    def done(self) -> None:
         """Ends the consumer's side, when all is received or it has failed."""
+        self.over.set()
+        self.close()
+
+    def close(self) -> None:  # noqa: B027 - most need not
+        """Closes what this process has opened."""
 
 
 class Link(Carrier):
@@ -116,14 +125,10 @@ class Link(Carrier):
         def copier(index: int, end: Any, packet: Any) -> Callable[[list[Any]], None]:
             def copy_out(targets: list[Any]) -> None:
                 header = packet.header
-                key = (index, header.stream, packet.place, *(len(part) for part in targets))
-                key += (targets[0].numel(),)
-                if not reused:
-                    parts = _split(packet.memory, targets)
-                elif key in views:
-                    parts = views[key]
-                else:
-                    parts = views[key] = _split(packet.memory, targets)
+                key = (index, header.stream, packet.place, *(part.shape for part in targets))
+                parts = views.get(key) or _split(packet.memory, targets)
+                if reused:
+                    views[key] = parts
                 for target, part in zip(targets, parts, strict=True):
                     target.copy_(part)
                 end.release(packet)
@@ -132,12 +137,7 @@ class Link(Carrier):
 
         return receive
 
-    def finish(self) -> None:
-        self.over.wait(60)
-        self.end.close()
-
-    def done(self) -> None:
-        self.over.set()
+    def close(self) -> None:
         if hasattr(self, "end"):
             self.end.close()
 
@@ -203,12 +203,6 @@ class Queue(Carrier):
 
         return receive
 
-    def finish(self) -> None:
-        self.over.wait(60)
-
-    def done(self) -> None:
-        self.over.set()
-
 
 class TorchQueue(Queue):
     """Carries messages by torch.multiprocessing.Queue: the consumer maps each tensor's memory."""
@@ -264,12 +258,7 @@ class ZmqCopy(Carrier):
 
         return receive
 
-    def finish(self) -> None:
-        self.over.wait(60)
-        self.context.destroy(0)
-
-    def done(self) -> None:
-        self.over.set()
+    def close(self) -> None:
         if hasattr(self, "context"):
             self.context.destroy(0)
 

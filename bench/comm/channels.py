@@ -33,7 +33,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from reduction import cores_of
-from report import emit_pairs
+from report import emit_pairs, numbers, parser
 
 from gmi_drl import runtime
 from gmi_drl.comm.experience import (
@@ -187,13 +187,9 @@ def measure(kind: Any, agents: int, options: argparse.Namespace) -> None:
         links = [
             {
                 name: create_link(
-                    f"agent {i}",
-                    "trainer",
-                    directory=directory,
-                    kind=kind,
-                    doorbell=doorbells[name],
+                    f"agent {i}", "trainer", directory=directory, kind=kind, doorbell=doorbell
                 )
-                for name in groupings
+                for name, doorbell in doorbells.items()
             }
             for i in range(agents)
         ]
@@ -224,27 +220,19 @@ def report(
     pairs += [(name, "copy") for name in ("ucc", "mcc", "joined", "chosen")]
     for name, peer in pairs:
         rate = statistics.median(rates[name])
-        row = emit_pairs(
+        emit_pairs(
             "channels", f"{where}/{name}/{peer}", "segments/s", rates[name], rates[peer],
             bytes_per_s=round(rate * nbytes), steps=steps, num_env=num_env,
             **({"streams": chosen} if name == "chosen" else {}),
         )  # fmt: skip
-        print(
-            f"{row['name']:<32}{rate:>10.0f}{row['peer']:>10.0f}{row['ratio']:>8.2f}",
-            file=sys.stderr,
-        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--kinds", type=lambda text: text.split(","), default=["ring", "tcp"])
-    parser.add_argument("--agents", type=lambda t: [int(n) for n in t.split(",")], default=[1, 3])
-    parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--num-env", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--segments", type=int, default=200, help="of each agent in a round")
-    options = parser.parse_args()
-    print(f"{'row':<32}{'ours /s':>10}{'peer /s':>10}{'ratio':>8}", file=sys.stderr)
+    options_of = parser(__doc__, steps=16, num_env=256, rounds=15)
+    options_of.add_argument("--kinds", type=lambda text: text.split(","), default=["ring", "tcp"])
+    options_of.add_argument("--agents", type=numbers, default=[1, 3])
+    options_of.add_argument("--segments", type=int, default=200, help="of each agent in a round")
+    options = options_of.parse_args()
     runtime.init(["torch", "gmi_drl.comm.experience.batcher"])
     try:
         for kind in options.kinds:

@@ -54,7 +54,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from report import emit, emit_pairs, say
+import numpy as np
+import torch
+from report import (
+    emit_median,
+    emit_pairs,
+    fractions,
+    numbers,
+    parser,
+    ratios_of,
+    spread_of,
+)
 
 import bodies_clusters
 from cluster import Network, enter, why_no_network
@@ -88,8 +98,6 @@ class Agent:
     """Sleeps for its rollouts, and sends a segment after each."""
 
     def __init__(self, namespace: str, link: LinkSpec, board: BoardSpec) -> None:
-        import torch
-
         enter(namespace)
         torch.set_num_threads(1)
         self.segment = torch.zeros(SEGMENT_BYTES, dtype=torch.uint8)
@@ -115,8 +123,6 @@ class Trainer:
 
     def __init__(self, namespace: str, ways: dict[str, tuple[list[LinkSpec], BoardSpec]]) -> None:
         """`ways`: the links of its agents, and its board, for those of other hosts and its own."""
-        import torch
-
         enter(namespace)
         torch.set_num_threads(1)
         self.policy = torch.zeros(POLICY_BYTES // 4)
@@ -150,38 +156,29 @@ class Trainer:
             receiver, packet = arrived.popleft()
             lags.append(writer.version() - packet.header.policy_version)
             time.sleep(update_s)
-            if (
-                packet.memory[0] != packet.header.sequence % 251
-                or packet.memory[-1] != packet.memory[0]
-            ):
+            ends = int(packet.memory[0]), int(packet.memory[-1])
+            if set(ends) != {packet.header.sequence % 251}:
                 raise RuntimeError(f"segment {packet.header.sequence} is not what was sent")
             receiver.release(packet)
             writer.publish(writer.version() + 1, self.policy)
         return len(lags) / (time.monotonic() - begun_s), statistics.mean(lags)
 
 
-class PoliciesOut(PolicySender):
-    """Sends policies from the host of a trainer."""
+class There:
+    """Makes an object on a host, where it runs."""
 
-    def __init__(self, namespace: str, *arguments: Any) -> None:
+    def __init__(self, namespace: str, cls: type, *arguments: Any) -> None:
         enter(namespace)
-        super().__init__(*arguments)
+        self.made = cls(*arguments)
 
-
-class PoliciesInto(PolicyReceiver):
-    """Receives policies on the host of an agent."""
-
-    def __init__(self, namespace: str, *arguments: Any) -> None:
-        enter(namespace)
-        super().__init__(*arguments)
+    def run(self) -> Any:
+        return self.made.run()
 
 
 class Source:
     """Sends segments as fast as it can."""
 
     def __init__(self, namespace: str, link: LinkSpec, address: str) -> None:
-        import torch
-
         enter(namespace)
         torch.set_num_threads(1)
         self.sender = link.sender(b"segments", STREAMS, TIMEOUT)
@@ -204,8 +201,6 @@ class Sink:
     """Receives segments, and returns how many MB came a second, from the first on."""
 
     def __init__(self, namespace: str, link: LinkSpec, address: str) -> None:
-        import torch
-
         enter(namespace)
         torch.set_num_threads(1)
         self.receiver = link.receiver(TIMEOUT)
@@ -240,7 +235,6 @@ class Sink:
 
     def join_ray(self, address: str, other: str) -> None:
         """Joins a cluster of Ray, and makes an actor on its host of that address."""
-        import numpy as np
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -335,9 +329,9 @@ def measure_training(
             Trainer, trains,
             {"across": ([there for _, there in across], board), "local": (rings, local_board)},
         )  # fmt: skip
-        relays = [actor(PoliciesOut, trains, board, [here for here, _ in back])]
+        relays = [actor(There, trains, PolicySender, board, [here for here, _ in back])]
         relays += [
-            actor(PoliciesInto, name, link, its_board, tally, 0)
+            actor(There, name, PolicyReceiver, link, its_board, tally, 0)
             for name, (_, link), its_board in zip(sample, back, boards, strict=True)
         ]
         carried = [relay.run.remote() for relay in relays]
@@ -371,23 +365,18 @@ def emit_training(
     agents: int, delay_us: int, rollout_s: float, factor: float,
     rounds: dict[str, list[tuple[float, float]]], segments: int, options: argparse.Namespace,
 ) -> None:  # fmt: skip
-    kept = [
-        across[0] / local[0]
-        for across, local in zip(rounds["across"], rounds["local"], strict=True)
-    ]
+    kept = ratios_of(*([rate for rate, _ in rounds[way]] for way in ("across", "local")))
     rates, lags = (
         {way: statistics.median(sample[place] for sample in its) for way, its in rounds.items()}
         for place in (0, 1)
     )
-    row = emit(
+    emit_median(
         "crossing", f"1+{agents}/{SEGMENT_BYTES}B/{delay_us}us/{rollout_s * 1e3:g}ms/{factor:g}",
-        value=round(statistics.median(kept), 3), unit="of the throughput with agents on its host",
-        peer=None, ratio=None, repeats=len(kept), spread=[round(min(kept), 3), round(max(kept), 3)],
+        "of the throughput with agents on its host", kept, digits=3,
         segments_per_s=round(rates["across"], 2), segments_per_s_local=round(rates["local"], 2),
         lag=round(lags["across"], 2), lag_local=round(lags["local"], 2),
         segments=segments * agents, conditions=options.conditions,
     )  # fmt: skip
-    say(f"{row['name']}: {row['value']} {row['spread']}, lag {row['lag']} ({row['lag_local']})")
 
 
 @contextlib.contextmanager
@@ -440,36 +429,26 @@ def emit_rates(
                 calls.append(getattr(source, f"send_{way}").remote(count, port))
             samples.append(runtime.get(calls, timeout=300)[0])
     ours, peers = (samples[1:] for samples in rates.values())
-    ratios = [one / other for one, other in zip(ours, peers, strict=True)]
-    row = emit_pairs(
+    emit_pairs(
         "crossing", f"bare/{SEGMENT_BYTES}B/{delay_us}us/{peer}", "MB/s", ours, peers,
-        segments=count, ratio_spread=[round(min(ratios), 3), round(max(ratios), 3)],
+        segments=count, ratio_spread=spread_of(ratios_of(ours, peers), 3),
         conditions=options.conditions,
     )  # fmt: skip
-    say(f"{row['name']}: {row['value']} beside {row['peer']} MB/s, {row['ratio']:.2f}")
 
 
 def main() -> None:
-    def numbers(text: str) -> list[int]:
-        return [int(part) for part in text.split(",") if part]
-
-    def fractions(text: str) -> list[float]:
-        return [float(part) for part in text.split(",") if part]
-
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--agents", type=numbers, default=[1, 2, 3], help="hosts that only sample")
-    parser.add_argument("--delays-us", type=numbers, default=[100, 1000])
-    parser.add_argument("--rollouts-ms", type=fractions, default=[254.0, 25.4])
-    parser.add_argument(
-        "--factors", type=fractions, default=[1.0, 1.25], help="rollouts over k updates"
-    )
-    parser.add_argument("--bare-delays-us", type=numbers, default=[0, 100])
-    parser.add_argument("--bare-segments", type=int, default=100, help="in each round")
-    parser.add_argument("--ray", type=int, default=1, help="0: no row of Ray")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--round-s", type=float, default=2.0, help="sleeps of an agent in a round")
-    parser.add_argument("--conditions", default=CONDITIONS, help="kept beside the rows")
-    options = parser.parse_args()
+    options_of = parser(__doc__, rounds=5)
+    add = options_of.add_argument
+    add("--agents", type=numbers, default=[1, 2, 3], help="hosts that only sample")
+    add("--delays-us", type=numbers, default=[100, 1000])
+    add("--rollouts-ms", type=fractions, default=[254.0, 25.4])
+    add("--factors", type=fractions, default=[1.0, 1.25], help="rollouts over k updates")
+    add("--bare-delays-us", type=numbers, default=[0, 100])
+    add("--bare-segments", type=int, default=100, help="in each round")
+    add("--ray", type=int, default=1, help="0: no row of Ray")
+    add("--round-s", type=float, default=2.0, help="sleeps of an agent in a round")
+    add("--conditions", default=CONDITIONS, help="kept beside the rows")
+    options = options_of.parse_args()
     if why := why_no_network():
         sys.exit(f"{why}. Run it as root, on Linux.")
     runtime.init(PRELOAD)

@@ -20,12 +20,11 @@ Rows, in microseconds a horizon; ratio = peer's time over ours:
     3to1/horizon/ring/mp_queue     three producers, one consumer, horizons of all of them
     mcc_over_ucc/ring              the paper's Table 8: one way of cutting over the other
 
-    bench/comm/experience.py --part transports --rounds 7
+    bench/comm/experience.py --rounds 7
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import multiprocessing
 import statistics
@@ -40,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from carriers import CARRIERS, Carrier  # also imported by name in the producers' processes
-from report import emit_pairs
+from report import emit_pairs, parser, say
 
 CHANNELS = {"observation": 60, "action": 8, "reward": 1, "done": 1, "log_prob": 1, "value": 1}
 NUM_ENV = 256
@@ -161,7 +160,7 @@ def copy(mode: str, horizons: int) -> Result:
 
 
 def transports(modes: list[str], kinds: list[str], rounds: int, horizons: int) -> None:
-    """Measures and emits all rows of this part."""
+    """Measures and emits all rows."""
     nbytes = STEPS * NUM_ENV * 4 * sum(CHANNELS.values())
     times: dict[tuple[str, str], list[Result]] = {}
     jobs: list[tuple[str, str, Callable[[], Result]]] = []
@@ -174,8 +173,7 @@ def transports(modes: list[str], kinds: list[str], rounds: int, horizons: int) -
     for number in range(rounds):
         for mode, kind, job in jobs:
             times.setdefault((mode, kind), []).append(job())
-            print(f"round {number + 1}: {mode} {kind} {times[mode, kind][-1]['us']:.0f} us",
-                  file=sys.stderr)  # fmt: skip
+            say(f"round {number + 1}: {mode} {kind} {times[mode, kind][-1]['us']:.0f} us")
     for (mode, our_kind), results in times.items():
         for (peer_mode, peer), peer_results in times.items():
             if our_kind in OURS and peer_mode == mode and peer not in OURS:
@@ -186,17 +184,16 @@ def transports(modes: list[str], kinds: list[str], rounds: int, horizons: int) -
 
 
 def row(name: str, results: list[Result], peer: list[Result], nbytes: int, mode: str) -> None:
-    """Emits a row, and prints a line for people."""
+    """Emits a row."""
     ours, peers = ([result["us"] for result in side] for side in (results, peer))
     cpu_s = statistics.median(result["cpu_s"] for result in results)
     value = statistics.median(ours)
     per_horizon = len(messages(mode.rpartition("/")[2], horizon(0)))
-    line = emit_pairs(
+    emit_pairs(
         "experience", name, "us/horizon", ours, peers, smaller_is_better=True,
         bytes_per_s=round(nbytes / value * 1e6), messages_per_s=round(per_horizon / value * 1e6),
         consumer_cpu_s_per_gb=round(cpu_s / nbytes * 1e9, 4),
     )  # fmt: skip
-    print(f"{name:<34}{value:>10.0f}{line['peer']:>12.0f}{line['ratio']:>9.2f}", file=sys.stderr)
 
 
 def _nbytes(tensor: Any) -> int:
@@ -207,14 +204,12 @@ def main() -> None:
     def names(text: str) -> list[str]:
         return text.split(",")
 
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--part", choices=["transports"], default="transports")
-    parser.add_argument("--modes", type=names, default=list(MODES))
+    options_of = parser(__doc__, rounds=5)
     has_ray = ["ray"] if importlib.util.find_spec("ray") else []
-    parser.add_argument("--kinds", type=names, default=[*CARRIERS, *has_ray])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--horizons", type=int, default=200, help="in each round")
-    options = parser.parse_args()
+    options_of.add_argument("--modes", type=names, default=list(MODES))
+    options_of.add_argument("--kinds", type=names, default=[*CARRIERS, *has_ray])
+    options_of.add_argument("--horizons", type=int, default=200, help="in each round")
+    options = options_of.parse_args()
     import torch
 
     torch.set_num_threads(1)

@@ -38,7 +38,7 @@ Rows:
 
 from __future__ import annotations
 
-import argparse
+import functools
 import itertools
 import socket
 import statistics
@@ -53,8 +53,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from reduction import latency, medians
-from report import emit, emit_pairs
+from reduction import Spans, latency, medians, spans_of
+from report import emit_median, emit_pairs, fractions, numbers, parser
 
 from cluster import Cluster, Network, why_no_network
 from gmi_drl.comm.hosts.steps import all_reduce, usual_way
@@ -78,7 +78,7 @@ def gloo_of(group: Any, folder: str) -> Any:
 
 def compare(
     group: Any, sizes: list[int], rounds: int, repeats: int, folder: str
-) -> dict[int, dict[str, list[list[tuple[float, float]]]]]:
+) -> dict[int, dict[str, list[Spans]]]:
     """Returns the spans of contestants by size and round, after a round that does not count."""
     import numpy as np
     import torch
@@ -96,23 +96,21 @@ def compare(
             bucket.reduce("sum")
 
         contestants = {
-            "ours": (bucket.buffer, lambda: reduce_by(sys.maxsize)),
-            "trusted": (bucket.buffer, lambda: reduce_by(1)),
+            "ours": (bucket.buffer, functools.partial(reduce_by, sys.maxsize)),
+            "trusted": (bucket.buffer, functools.partial(reduce_by, 1)),
             "gloo": (gloo_buffer, lambda buffer=gloo_buffer: gloo.allreduce([buffer]).wait()),
         }
-        spans_of: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in contestants}
+        spans_by_name: dict[str, list[Spans]] = {name: [] for name in contestants}
         for _ in range(rounds + 1):
             for name, (target, reduce) in contestants.items():
-                spans = []
-                for _ in range(repeats):
+
+                def prepare(target: Any = target, fresh: Any = fresh) -> None:
                     target.copy_(fresh)
                     group.barrier()
-                    begin = time.monotonic()
-                    reduce()
-                    spans.append((begin, time.monotonic()))
-                spans_of[name].append(spans)
+
+                spans_by_name[name].append(spans_of(reduce, repeats, prepare))
             torch.testing.assert_close(bucket.result, gloo_buffer, atol=1e-5, rtol=1e-5)
-        answers[nbytes] = {name: spans[1:] for name, spans in spans_of.items()}
+        answers[nbytes] = {name: spans[1:] for name, spans in spans_by_name.items()}
     group.barrier()
     group.finish("done")
     return answers
@@ -226,56 +224,48 @@ def iterate_apart(
     return durations[3:], ""
 
 
-def main() -> None:
-    def numbers(text: str) -> list[int]:
-        return [int(part) for part in text.split(",") if part]
+def outcomes_of(within_s: float, *arguments: Any, **options: Any) -> list[Any]:
+    """Returns what each process of a cluster has returned, or raises what one has raised."""
+    with Cluster(*arguments, **options) as cluster:
+        outcomes = cluster.outcomes(within_s=within_s)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return outcomes
 
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--bytes", type=numbers, default=[100_000, 276_000, 1_000_000, 4_000_000])
-    parser.add_argument("--delays-us", type=numbers, default=[100, 1000])
-    parser.add_argument("--reductions", type=numbers, default=[8, 32], help="an iteration")
-    parser.add_argument(
-        "--bare", action="store_true", help="by links, by each wire format, and by bare sockets"
-    )
-    parser.add_argument("--together", type=int, default=1, help="0: no rows of agents in place")
-    parser.add_argument(
-        "--agents", type=lambda text: [float(part) for part in text.split(",") if part],
-        default=[1.0, 1.25], help="sleeps of agents apart over those of trainers",
-    )  # fmt: skip
-    parser.add_argument("--iteration-ms", type=float, default=254.0, help="all sleeps of one")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--repeats", type=int, default=20, help="in each round")
-    parser.add_argument("--iterations", type=int, default=30)
-    parser.add_argument("--conditions", default=CONDITIONS, help="kept beside the rows")
-    options = parser.parse_args()
+
+def main() -> None:
+    options_of = parser(__doc__, rounds=9, iterations=30)
+    add = options_of.add_argument
+    add("--bytes", type=numbers, default=[100_000, 276_000, 1_000_000, 4_000_000])
+    add("--delays-us", type=numbers, default=[100, 1000])
+    add("--reductions", type=numbers, default=[8, 32], help="an iteration")
+    add("--bare", action="store_true", help="by links, each wire format, and bare sockets")
+    add("--together", type=int, default=1, help="0: no rows of agents in place")
+    add("--agents", type=fractions, default=[1.0, 1.25],
+        help="sleeps of agents apart over those of trainers")  # fmt: skip
+    add("--iteration-ms", type=float, default=254.0, help="all sleeps of one")
+    add("--repeats", type=int, default=20, help="in each round")
+    add("--conditions", default=CONDITIONS, help="kept beside the rows")
+    options = options_of.parse_args()
     if why := why_no_network():
         sys.exit(f"{why}. Run it as root, on Linux.")
     fields: dict[str, Any] = {"conditions": options.conditions}
     if options.bytes and not options.bare:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            Network(2) as network,
-            Cluster(
-                compare, (2, 2), options.bytes, options.rounds, options.repeats, folder,
+        with tempfile.TemporaryDirectory() as folder, Network(2) as network:
+            answers = outcomes_of(
+                600, compare, (2, 2), options.bytes, options.rounds, options.repeats, folder,
                 network=network, spec={"trusted": True},
-            ) as cluster,
-        ):  # fmt: skip
-            answers = cluster.outcomes(within_s=600)
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
+            )  # fmt: skip
         for nbytes in options.bytes:
             spans = [answer[nbytes] for answer in answers]
-            names = ("ours", "gloo", "trusted")
-            ours, gloo, trusted = (medians(spans, name, latency) for name in names)
-            emit_pairs(
-                "hosts", f"2x2/{nbytes}B/gloo", "us", ours, gloo, smaller_is_better=True,
-                repeats=options.rounds * options.repeats, rounds=options.rounds, **fields,
-            )  # fmt: skip
-            emit_pairs(
-                "hosts", f"2x2/{nbytes}B/trusted", "us", trusted, ours, smaller_is_better=True,
-                repeats=options.rounds * options.repeats, rounds=options.rounds, **fields,
-            )  # fmt: skip
+            times = {name: medians(spans, name, latency) for name in ("ours", "gloo", "trusted")}
+            for row, *pair in (("gloo", "ours", "gloo"), ("trusted", "trusted", "ours")):
+                emit_pairs(
+                    "hosts", f"2x2/{nbytes}B/{row}", "us", *(times[name] for name in pair),
+                    repeats=options.rounds * options.repeats, rounds=options.rounds,
+                    smaller_is_better=True, **fields,
+                )  # fmt: skip
     for delay_us in options.delays_us:
         for reductions in options.reductions:
             sleep_s = options.iteration_ms / 1e3 / reductions
@@ -305,23 +295,14 @@ def emit_kept(
     """Emits the efficiency of two to four hosts, in terms of one host's throughput."""
     durations, notes = {}, {}
     for count in (1, *HOSTS):
-        with (
-            Network(count, delay_us / 1e6) as network,
-            Cluster(body, (1,) * count, *arguments, network=network, **options) as cluster,
-        ):
-            outcomes = cluster.outcomes()
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                raise outcome
+        with Network(count, delay_us / 1e6) as network:
+            outcomes = outcomes_of(100, body, (1,) * count, *arguments, network=network, **options)
         durations[count], notes[count] = outcomes[0]
     alone = statistics.median(seconds[0] for seconds in durations[1])
     for count in HOSTS:
-        efficiencies = [alone / seconds[0] for seconds in durations[count]]
-        emit(
-            bench, name.format(count),
-            value=round(statistics.median(efficiencies), 3), unit="of one host's throughput",
-            peer=None, ratio=None, repeats=len(efficiencies),
-            spread=[round(min(efficiencies), 3), round(max(efficiencies), 3)],
+        emit_median(
+            bench, name.format(count), "of one host's throughput",
+            [alone / seconds[0] for seconds in durations[count]], digits=3,
             reduction_us=round(statistics.median(seconds[1] for seconds in durations[count]) * 1e6),
             **given, **({"note": notes[count]} if notes[count] else {}),
         )  # fmt: skip

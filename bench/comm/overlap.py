@@ -15,18 +15,16 @@ Rows, for k ranks, microseconds of backward and reduction, ratio = time after ov
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from reduction import Spans, cores_of, latency, medians
-from report import emit_pairs
+from reduction import Spans, cores_of, latency, medians, spans_of
+from report import emit_pairs, numbers, parser
 
 from gmi_drl import runtime
 from gmi_drl.comm import create_group
@@ -72,31 +70,31 @@ class Rank:
         for _ in range(rounds + 1):
             results = {}
             for name in spans_by_name:
-                spans = []
                 self._bind(name == "overlapped")
-                for _ in range(repeats):
-                    for parameter in self._parameters:
-                        assert parameter.grad is not None
-                        parameter.grad.zero_()
-                    self._unfilled = len(self._parameters) - self._split
-                    loss = self._network(data).square().mean()
-                    self._groups[0].barrier()
-                    begin = time.monotonic()
-                    loss.backward()
-                    if self._hooks:
-                        self._head.reduce()
-                        self._waiting.pop().result()
-                    else:
-                        self._whole.reduce()
-                    spans.append((begin, time.monotonic()))
+                spans = spans_of(self._reduce, repeats, lambda: self._prepare(data))
+                spans_by_name[name].append(spans)
                 parts = [self._head.result, self._tail.result]
                 results[name] = torch.cat(parts) if self._hooks else self._whole.result.clone()
-                spans_by_name[name].append(spans)
             assert torch.equal(results["after"], results["overlapped"])
         self._pool.shutdown()
         for group in self._groups:
             group.close()
         return {name: spans[1:] for name, spans in spans_by_name.items()}
+
+    def _prepare(self, data: Any) -> None:
+        for parameter in self._parameters:
+            parameter.grad.zero_()
+        self._unfilled = len(self._parameters) - self._split
+        self._loss = self._network(data).square().mean()
+        self._groups[0].barrier()
+
+    def _reduce(self) -> None:
+        self._loss.backward()
+        if self._hooks:
+            self._head.reduce()
+            self._waiting.pop().result()
+        else:
+            self._whole.reduce()
 
     def _filled(self, _: Any) -> None:
         self._unfilled -= 1
@@ -133,32 +131,22 @@ def measure(ranks: int, hidden: list[int], batch: int, rounds: int, repeats: int
         runtime.kill(actors)
     after, overlapped = (medians(answers, name, latency) for name in ("after", "overlapped"))
     name = f"k{ranks}/{'-'.join(map(str, hidden))}/after"
-    row = emit_pairs(
+    emit_pairs(
         "overlap", name, "us", overlapped, after, smaller_is_better=True,
         repeats=rounds * repeats, batch=batch,
     )  # fmt: skip
-    print(
-        f"{name:<32}{row['value']:>10.1f}{row['peer']:>12.1f}{row['ratio']:>9.2f}", file=sys.stderr
-    )
 
 
 def main() -> None:
-    def numbers(text: str) -> list[int]:
-        return [int(part) for part in text.split(",")]
-
     def networks(text: str) -> list[list[int]]:
         return [[int(width) for width in net.split(":")] for net in text.split(",")]
 
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--ranks", type=numbers, default=[2, 4])
-    parser.add_argument(
-        "--hidden", type=networks, default=[[256, 128, 64], [200, 400, 100], [512, 512, 512, 256]]
-    )
-    parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--repeats", type=int, default=20, help="in each round")
-    options = parser.parse_args()
-    print(f"{'row':<32}{'overlap us':>10}{'after us':>12}{'ratio':>9}", file=sys.stderr)
+    options_of = parser(__doc__, rounds=15, batch=512)
+    hidden = [[256, 128, 64], [200, 400, 100], [512, 512, 512, 256]]
+    options_of.add_argument("--ranks", type=numbers, default=[2, 4])
+    options_of.add_argument("--hidden", type=networks, default=hidden)
+    options_of.add_argument("--repeats", type=int, default=20, help="in each round")
+    options = options_of.parse_args()
     runtime.init(["torch", "gmi_drl.comm.reducers.mpr"])
     try:
         for ranks in options.ranks:

@@ -25,7 +25,7 @@ Rows, for k ranks and so many bytes of float32, in microseconds, ratio = peer's 
 
 from __future__ import annotations
 
-import argparse
+import functools
 import importlib.util
 import os
 import shutil
@@ -34,12 +34,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from report import emit_pairs
+from report import emit_pairs, numbers, parser
 
 from gmi_drl import runtime
 from gmi_drl.comm import create_group
@@ -48,6 +49,19 @@ STRATEGIES: tuple[Literal["mrr", "har"], ...] = ("mrr", "har")
 DEFAULT_BYTES = [4_000, 50_000, 224_000, 1_000_000, 3_000_000, 10_000_000, 100_000_000]
 LONGEST_BYTES = 120_000_000  # reduced in a round, which limits the repetitions
 Spans = list[tuple[float, float]]  # (begin, end) of each repetition, seconds
+
+
+def spans_of(
+    call: Callable[[], Any], repeats: int, prepare: Callable[[], Any] = lambda: None
+) -> Spans:
+    """Times calls one after the other, with what prepares each before it."""
+    spans = []
+    for _ in range(repeats):
+        prepare()
+        begin = time.monotonic()
+        call()
+        spans.append((begin, time.monotonic()))
+    return spans
 
 
 class Rank:
@@ -85,34 +99,27 @@ class Rank:
             dist.all_reduce(gloo_buffer)
             return gloo_buffer
 
-        def reducing(bucket: Any) -> Any:
-            return lambda: bucket.reduce("sum")
-
-        contestants = {name: (b.buffer, reducing(b)) for name, b in buckets.items()}
+        contestants = {
+            name: (bucket.buffer, functools.partial(bucket.reduce, "sum"))
+            for name, bucket in buckets.items()
+        }
         contestants["gloo"] = (gloo_buffer, gloo)
         spans_by_name: dict[str, list[Spans]] = {name: [] for name in (*contestants, "copy")}
         for _ in range(rounds + 1):
             results = {}
             for name, (buffer, reduce) in contestants.items():
-                spans = []
-                for _ in range(repeats):
+
+                def prepare(buffer: Any = buffer) -> None:
                     buffer.copy_(fresh)
                     self.group.barrier()
-                    begin = time.monotonic()
-                    reduce()
-                    spans.append((begin, time.monotonic()))
+
+                spans_by_name[name].append(spans_of(reduce, repeats, prepare))
                 results[name] = (gloo_buffer if name == "gloo" else buckets[name].result).clone()
-                spans_by_name[name].append(spans)
             for result in results.values():
                 torch.testing.assert_close(result, results["gloo"], atol=1e-5, rtol=1e-5)
             self.group.barrier()
-            spans = []
-            if self.rank == 0:
-                for _ in range(repeats):
-                    begin = time.monotonic()
-                    np.copyto(target, source)
-                    spans.append((begin, time.monotonic()))
-            spans_by_name["copy"].append(spans)
+            copy = functools.partial(np.copyto, target, source)
+            spans_by_name["copy"].append(spans_of(copy, repeats if self.rank == 0 else 0))
             self.group.barrier()
         return {name: spans[1:] for name, spans in spans_by_name.items()}
 
@@ -166,7 +173,7 @@ def measure(ranks: int, sizes: list[int], rounds: int, repeats: int) -> None:
 def report(
     ranks: int, nbytes: int, answers: list[dict[str, list[Spans]]], repeats: int, mpi: list[float]
 ) -> None:
-    """Emits a row for each peer, and prints a line for people."""
+    """Emits a row for each peer."""
     ours = medians(answers, "ours", latency)
     call = statistics.median(medians(answers, "ours", longest_call))
     peers = {"gloo": medians(answers, "gloo", latency), "copy": copy_medians(answers[0]["copy"])}
@@ -180,15 +187,10 @@ def report(
         name = f"k{ranks}/{nbytes}B/{peer}"
         if peer in STRATEGIES:
             name = f"strategies/{shape}/{nbytes}B/{peer}"
-        row = emit_pairs(
+        emit_pairs(
             "reduction", name, "us", ours, peer_latencies, smaller_is_better=True,
             repeats=len(ours) * repeats, rounds=len(ours), call_us=round(call, 1),
         )  # fmt: skip
-        print(
-            f"{name:<32}{row['value']:>10.1f}{row['peer']:>12.1f}{row['ratio']:>9.2f}   "
-            f"{min(ours):.0f} - {max(ours):.0f}",
-            file=sys.stderr,
-        )
 
 
 def medians(answers: list[dict[str, list[Spans]]], name: str, of: Any) -> list[float]:
@@ -240,16 +242,8 @@ def openmpi(ranks: int, nbytes: int, rounds: int, repeats: int) -> list[float]:
     if os.getuid() == 0:
         settings |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     # With mpi4py's main an error in one rank ends all of them.
-    arguments = [
-        sys.executable,
-        "-m",
-        "mpi4py",
-        "-c",
-        _MPI,
-        str(nbytes // 4),
-        str(rounds),
-        str(repeats),
-    ]
+    arguments = [sys.executable, "-m", "mpi4py", "-c", _MPI]
+    arguments += map(str, (nbytes // 4, rounds, repeats))
     completed = subprocess.run(
         ["mpiexec", "-n", str(ranks), *arguments],
         env=os.environ | settings, capture_output=True, text=True, timeout=600, check=True,
@@ -258,16 +252,11 @@ def openmpi(ranks: int, nbytes: int, rounds: int, repeats: int) -> list[float]:
 
 
 def main() -> None:
-    def numbers(text: str) -> list[int]:
-        return [int(part) for part in text.split(",")]
-
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--ranks", type=numbers, default=[2, 4, 8])
-    parser.add_argument("--bytes", type=numbers, default=DEFAULT_BYTES)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--repeats", type=int, default=40, help="in each round")
-    options = parser.parse_args()
-    print(f"{'row':<32}{'ours us':>10}{'peer us':>12}{'ratio':>9}   spread", file=sys.stderr)
+    options_of = parser(__doc__, rounds=15)
+    options_of.add_argument("--ranks", type=numbers, default=[2, 4, 8])
+    options_of.add_argument("--bytes", type=numbers, default=DEFAULT_BYTES)
+    options_of.add_argument("--repeats", type=int, default=40, help="in each round")
+    options = options_of.parse_args()
     runtime.init(
         ["torch", "torch.distributed", "gmi_drl.comm.reducers.mrr", "gmi_drl.comm.reducers.har"]
     )
