@@ -225,6 +225,21 @@ def ratios_of(
     return [b / a if smaller_is_better else a / b for a, b in zip(ours, peers, strict=True)]
 
 
+def save_picture(figure: Any, folder: Path, name: str) -> None:
+    """Writes a figure of matplotlib's as png and svg; equal figures give equal files."""
+    import matplotlib
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        for kind, options in (("png", {"dpi": 130}), ("svg", {"metadata": {"Date": None}})):
+            path = folder / f"{name}.{kind}"
+            # A rename, so that an incomplete file never replaces the old picture.
+            part = path.with_suffix(f".part.{kind}")
+            figure.savefig(part, bbox_inches="tight", format=kind, **options)
+            part.replace(path)
+            say(str(path))
+
+
 @functools.cache
 def machine(memory: bool = True) -> str:
     """Describes the machine: processor, usable cores, memory and GPUs, but no host name.

@@ -26,23 +26,22 @@ of `exhaustive`, which measures every candidate once in the seconds that `defaul
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from machines import SECONDS, Made
-from regret import Played, exhaustive, play, space_of_paper
-from report import emit
+from machines import Made
+from regret import EXHAUSTIVE, OURS, PAPER, Played, players
+from report import emit, parser, say
 
 from gmi_drl.selector.tune.algorithms.default import default
-from gmi_drl.selector.tune.algorithms.paper import paper
 from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit, Space
 
 CAPS: Final = {"below": (0.125, 0.25, 0.5), "above": (2.0, 4.0, 8.0)}  # times the border
@@ -110,29 +109,21 @@ def right(machine: Bordered, played: Played) -> bool:
     return (played.winner.row.gmi_per_gpu > 1) == (most < machine.border)
 
 
-def players(seed: int, cap: float) -> tuple[Bordered, dict[str, Played]]:
-    """Plays all players on the same machine, each with the same stream of noise."""
-    machine = generate(seed, cap)
-    ours = play(machine, default(machine.space, SECONDS))
-    exhaustive_result = exhaustive(generate(seed, cap), ours.seconds * machine.space.size * SECONDS)
-    look_s = max(SECONDS, SECONDS * ours.seconds / ours.profiles)
-    paper_result = play(generate(seed, cap), paper(space_of_paper(machine.space), look_s))
-    return machine, {"default": ours, "exhaustive": exhaustive_result, "paper": paper_result}
-
-
 def row_of(side: str, seeds: Sequence[int]) -> dict[str, Any]:
     """Returns the row of a side of the border."""
-    chosen: dict[str, list[bool]] = {"default": [], "exhaustive": [], "paper": []}
+    chosen: dict[str, list[bool]] = {OURS: [], EXHAUSTIVE: [], PAPER: []}
     played, right_at, shares = [], {}, []
     for cap in CAPS[side]:
-        pairs = [players(seed, cap) for seed in seeds]
+        pairs = [
+            (generate(seed, cap), players(partial(generate, seed, cap), default)[0])
+            for seed in seeds
+        ]
         for name, choices in chosen.items():
             choices += [right(machine, results[name]) for machine, results in pairs]
-        right_at[f"{cap:g}"] = statistics.fmean(chosen["default"][-len(pairs) :])
-        played += [results["default"] for _, results in pairs]
+        right_at[f"{cap:g}"] = statistics.fmean(chosen[OURS][-len(pairs) :])
+        played += [results[OURS] for _, results in pairs]
         shares += [
-            results["default"].profiles / max(0.25, 8 / machine.space.size)
-            for machine, results in pairs
+            results[OURS].profiles / max(0.25, 8 / machine.space.size) for machine, results in pairs
         ]
     value, peer, papers = (statistics.fmean(choices) for choices in chosen.values())
     regrets = [result.regret for result in played]
@@ -155,19 +146,17 @@ def holds(row: dict[str, Any]) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures both sides; returns 1 if the claim does not hold of one."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--machines", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first")
-    options = parser.parse_args(arguments)
+    options_of = parser(__doc__, machines=200)
+    options_of.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first")
+    options = options_of.parse_args(arguments)
     outcomes = []
     for side in CAPS:
         row = row_of(side, range(options.seed, options.seed + options.machines))
         emit("selector", **row)
-        print(
+        say(
             f"{side:>6} the border: right {row['value']:.1%} (exhaustive {row['peer']:.1%}, paper "
             f"{row['paper_right']:.1%}), at {row['right_at']}; regret mean {row['regret_mean']:.2%}"
-            f", most {row['regret_max']:.2%}; profiles {row['profiles_share']:.1%}",
-            file=sys.stderr,
+            f", most {row['regret_max']:.2%}; profiles {row['profiles_share']:.1%}"
         )
         outcomes.append(holds(row))
     return 0 if all(outcomes) else 1

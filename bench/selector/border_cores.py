@@ -19,7 +19,6 @@ by more than 2 %, or both are of the same number of GMIs.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -29,12 +28,10 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from grid import Rates, Stage, confirm, two_cores
-from report import emit, say
+from grid import Rates, Stage, confirm, nothing_cached, two_cores
+from report import emit, parser, ratios_of, say, spread_of
 
-from gmi_drl import runtime
 from gmi_drl.launcher.plan.planning import find_devices
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Config, load_config
 from gmi_drl.selector.record import record
 from gmi_drl.selector.record.results import CandidateResult
@@ -74,7 +71,6 @@ def measure(network: str, options: argparse.Namespace) -> dict[str, Any] | None:
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
         result = tune(config, output=Path(folder) / "tuned.yaml", again=True, view="none")
         findings = record.read(result.record).results()
-    assert result.chosen.winner is not None  # else it raises
     best = best_of(findings.all)
     chosen, peer = result.chosen.winner, best.get(3 - result.chosen.winner.row.gmi_per_gpu)
     if peer is None:
@@ -110,13 +106,12 @@ def row_of(
         return {"gmi_per_gpu": candidate.row.gmi_per_gpu, "num_env": candidate.num_env}
 
     chosen_rates, other_rates = rates[own.candidate], rates[other.candidate]
-    ratios = sorted(a / b for a, b in zip(chosen_rates, other_rates, strict=True))
+    ratios = ratios_of(chosen_rates, other_rates)
     return {
         "name": f"border/cores-{network}", "value": round(statistics.median(chosen_rates), 1),
         "unit": "steps/s", "peer": round(statistics.median(other_rates), 1),
         "ratio": statistics.median(ratios), "repeats": len(chosen_rates),
-        "spread": (round(min(chosen_rates), 1), round(max(chosen_rates), 1)),
-        "ratio_spread": [round(ratios[0], 4), round(ratios[-1], 4)],
+        "spread": spread_of(chosen_rates), "ratio_spread": spread_of(ratios, 4),
         "network": NETWORKS[network], "chosen": setting(own.candidate),
         "other": setting(other.candidate), "phases": dict(own.measured.phases),
         "other_phases": dict(other.measured.phases),
@@ -131,18 +126,15 @@ def holds(rows: Sequence[dict[str, Any]]) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures both networks; returns 1 if the claim does not hold."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="of measuring both again")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of one in a round")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of each tune")
-    parser.add_argument("--minutes", type=float, default=5.0, help="of one network's rounds")
-    parser.add_argument("--most", type=int, default=256, help="environments in all")
-    options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="gmi-bench-") as cache:
-        os.environ["XDG_CACHE_HOME"] = cache  # empty: no earlier measurement is used
-        runtime.init(PRELOAD)
+    options_of = parser(__doc__)
+    add = options_of.add_argument
+    add("--rounds", type=int, default=5, help="of measuring both again")
+    add("--seconds", type=float, default=4.0, help="of one in a round")
+    add("--budget", type=float, default=60.0, help="seconds of each tune")
+    add("--minutes", type=float, default=5.0, help="of one network's rounds")
+    add("--most", type=int, default=256, help="environments in all")
+    options = options_of.parse_args(arguments)
+    with nothing_cached():
         rows = [row for network in NETWORKS if (row := measure(network, options)) is not None]
     for row in rows:
         emit("selector", **row)

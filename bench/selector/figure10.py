@@ -3,24 +3,20 @@
 
 The paper's figure is of an A100 that also simulates; ours is of two CPU cores (MuJoCo), where a GMI
 is a share of the cores: the same question, but the numbers are not comparable.
-Points come from the rows `real/<task>` that grid.py has kept, or are measured here, by the profiler
-of `tune`. Marked: where throughput has saturated (nothing larger is 5 % faster), and where
-Algorithm 2 stops (Sat below 0.1, on powers of two).
+Points come from the rows `real/<task>` that grid.py has kept. Marked: where throughput has
+saturated (nothing larger is 5 % faster), and where Algorithm 2 stops (Sat below 0.1, on powers of
+two).
 
 Rows: `figure10/<task>`: value steps/s where the best row has saturated, `first` what its fewest
 environments reach; all points. There is no peer. The picture goes to docs/tuning/.
 
     bench/selector/figure10.py                       # draws what grid.py has measured
-    bench/selector/figure10.py --measure --minutes 4
-    bench/selector/figure10.py --measure --tasks cartpole --range 32 128 --seconds 0.5 --dry \\
-        --pictures /tmp/pictures
+    bench/selector/figure10.py --tasks cartpole --dry --pictures /tmp/pictures
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -28,38 +24,18 @@ from pathlib import Path
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from grid import TASKS, Stage, job_of, point, whole
-from report import RESULTS, emit, rows_of, say
+from grid import TASKS
+from report import RESULTS, emit, parser, rows_of, save_picture, say
 
-from gmi_drl import runtime
-from gmi_drl.launcher.plan.planning import find_devices
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.selector.plots.tune_picture import INK, PALE, pens_of
 from gmi_drl.selector.record.results import CandidateResult, TuneResults, results_of
 from gmi_drl.selector.tune.algorithms.observations import sat
 from gmi_drl.selector.tune.algorithms.paper import ALPHA
 from gmi_drl.selector.tune.candidate import Ask, Candidate, DeviceSplit, Failed, Measured
-from gmi_drl.selector.tune.profile.profiler import Profiler
-from gmi_drl.selector.tune.space import space_of
 
 _PICTURES: Final = Path(__file__).resolve().parents[2] / "docs" / "tuning"
 _DEFAULT: Final = ("ant", "humanoid")
-
-
-def kept(task: str) -> dict[str, Any] | None:
-    """Returns the row of grid.py, if there is one."""
-    return rows_of(RESULTS / "selector.json").get(f"real/{task}")
-
-
-def measured(task: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measures the points, and returns them."""
-    config = job_of(task, "default", options.range or TASKS[task][2], 300.0)
-    space, _ = space_of(config, find_devices(config))
-    say(f"{task}: {space.size} points")
-    stage = Stage(task, Profiler(config), space, options.minutes)
-    return [point(*pair) for pair in whole(space, options.seconds, stage).items()]
 
 
 def findings(points: Sequence[Mapping[str, Any]]) -> TuneResults:
@@ -86,9 +62,8 @@ def stop(results: Sequence[CandidateResult]) -> CandidateResult | None:
     return None
 
 
-def draw(tasks: Mapping[str, TuneResults], folder: Path, where: str) -> list[Path]:
+def draw(tasks: Mapping[str, TuneResults], folder: Path, where: str) -> None:
     """Draws throughput and memory, a column for each task."""
-    import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
@@ -132,14 +107,7 @@ def draw(tasks: Mapping[str, TuneResults], folder: Path, where: str) -> list[Pat
         )  # fmt: skip
     axes[0, -1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
     figure.text(0.01, -0.02, where, fontsize=8, color=PALE, va="top")
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    with matplotlib.rc_context({"svg.hashsalt": "figure10", "svg.fonttype": "none"}):
-        for kind, options in (("png", {"dpi": 130}), ("svg", {"metadata": {"Date": None}})):
-            path = folder / f"figure10.{kind}"
-            figure.savefig(path, bbox_inches="tight", **options)
-            paths.append(path)
-    return paths
+    save_picture(figure, folder, "figure10")
 
 
 def row_of(task: str, results: TuneResults, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -151,10 +119,6 @@ def row_of(task: str, results: TuneResults, points: Sequence[Mapping[str, Any]])
         "name": f"figure10/{task}",
         "value": round(knee.measured.steps_per_s, 1),
         "unit": "steps/s",
-        "peer": None,
-        "ratio": None,
-        "repeats": 1,
-        "spread": None,
         "gmi_per_gpu": best.candidate.row.gmi_per_gpu,
         "first": round(first.measured.steps_per_s, 1),
         "first_at": first.candidate.num_env,
@@ -171,54 +135,31 @@ def row_of(task: str, results: TuneResults, points: Sequence[Mapping[str, Any]])
     }
 
 
-def parse() -> argparse.Namespace:
-    """Returns the options from the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(_DEFAULT))
-    parser.add_argument("--measure", action="store_true", help="even where grid.py kept a row")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of a profile, at most")
-    parser.add_argument("--minutes", type=float, default=6.0, help="of one task, at most")
-    parser.add_argument(
-        "--range", type=int, nargs=2, metavar=("LEAST", "MOST"), help="num_env, when measuring"
-    )
-    parser.add_argument("--pictures", type=Path, default=_PICTURES)
-    parser.add_argument("--dry", action="store_true", help="print the rows, keep none")
-    return parser.parse_args()
-
-
 def main() -> int:
-    """Reads or measures, draws and reports; returns 1 if a task has no points."""
-    options = parse()
+    """Reads, draws and reports; returns 1 if a task has no points."""
+    options_of = parser(__doc__)
+    options_of.add_argument("--tasks", nargs="+", choices=TASKS, default=list(_DEFAULT))
+    options_of.add_argument("--pictures", type=Path, default=_PICTURES)
+    options_of.add_argument("--dry", action="store_true", help="print the rows, keep none")
+    options = options_of.parse_args()
+    kept, machines = rows_of(RESULTS / "selector.json"), []
     results_by_task: dict[str, TuneResults] = {}
-    rows, machines = [], []
     for task in options.tasks:
-        row = None if options.measure else kept(task)
-        if row is None and not runtime.is_initialized():
-            runtime.init(PRELOAD)
-        points = measured(task, options) if row is None else row["grid"]
-        results = findings(points)
+        row = kept.get(f"real/{task}", {"grid": []})
+        results = findings(row["grid"])
         if not results.all:
-            say(f"{task}: no point could be measured")
+            say(f"{task}: grid.py has no point of it")
             continue
         results_by_task[task] = results
-        origin = {} if row is None else {"measured_at": row["commit"], "measured_on": row["date"]}
-        rows.append({**row_of(task, results, points), **origin})
-        machines.append(row["machine"] if row else None)
-    if not results_by_task:
-        return 1
-    for result_row in rows:
-        if options.dry:
-            print(json.dumps(result_row), flush=True)
-        else:
-            emit("selector", **result_row)
-    from report import machine
-
-    names = dict.fromkeys(name or machine() for name in machines)
-    where = f"Two CPU cores and MuJoCo, not a GPU as in the paper. {'; '.join(names)}."
-    for path in draw(results_by_task, options.pictures, where):
-        say(str(path))
+        machines.append(row["machine"])
+        emit(
+            "selector", **row_of(task, results, row["grid"]), dry=options.dry,
+            measured_at=row["commit"], measured_on=row["date"],
+        )  # fmt: skip
+    if results_by_task:
+        names = "; ".join(dict.fromkeys(machines))
+        where = f"Two CPU cores and MuJoCo, not a GPU as in the paper. {names}."
+        draw(results_by_task, options.pictures, where)
     return 0 if len(results_by_task) == len(options.tasks) else 1
 
 

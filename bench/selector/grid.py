@@ -25,21 +25,21 @@ median over rounds of both in a round; `paper` holds the same of Algorithm 2.
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import os
 import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from report import emit, say
+from report import emit, parser, ratios_of, say, spread_of
 
 from gmi_drl import runtime
 from gmi_drl.launcher.plan.planning import find_devices
@@ -102,6 +102,15 @@ def two_cores() -> list[int]:
     return cores[:2]
 
 
+@contextlib.contextmanager
+def nothing_cached() -> Iterator[None]:
+    """Starts the runtime with an empty cache, so that no earlier measurement is used."""
+    with tempfile.TemporaryDirectory(prefix="gmi-bench-") as cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+        runtime.init(PRELOAD)
+        yield
+
+
 @dataclass(frozen=True)
 class Played:
     """Holds the result of a `tune`."""
@@ -117,15 +126,9 @@ def play(config: Config, folder: Path) -> Played:
     """Runs `gmi-drl tune` from nothing; it leaves its files in `folder`."""
     began = time.monotonic()
     result = tune(config, output=folder / "tuned.yaml", again=True, view="none")
-    seconds, recorded = time.monotonic() - began, record.read(result.record)
-    assert result.chosen.winner is not None  # else it raises
-    return Played(
-        result.chosen.winner,
-        result.chosen.complete,
-        len(recorded.profiles),
-        seconds,
-        result.pictures,
-    )
+    seconds, profiles = time.monotonic() - began, record.read(result.record).profiles
+    chosen = result.chosen
+    return Played(chosen.winner, chosen.complete, len(profiles), seconds, result.pictures)
 
 
 class Stage:
@@ -171,7 +174,6 @@ def confirm(candidates: Sequence[Candidate], seconds: float, rounds: int, stage:
         answers = {candidate: stage(Ask(candidate, seconds)) for candidate in candidates}
         if all(isinstance(answer, Measured) for answer in answers.values()):
             for candidate, answer in answers.items():
-                assert isinstance(answer, Measured)
                 rates[candidate].append(answer.steps_per_s)
     return rates
 
@@ -210,7 +212,7 @@ def measure(task: str, options: argparse.Namespace) -> dict[str, Any] | None:
         "unit": "steps/s",
         "peer": round(statistics.median(rates[best]), 1),
         "repeats": len(ours),
-        "spread": [round(min(ours), 1), round(max(ours), 1)],
+        "spread": spread_of(ours),
         **fields.pop("default"),
         "best": stage.text(best),
         "grid_profiles": len(grid),
@@ -243,20 +245,16 @@ def told(
     result: Played, rates: Rates, best: Candidate, plain: Candidate, stage: Stage
 ) -> dict[str, Any]:
     """Compares what a search chose with the best and the plain start of the same rounds."""
-
-    def against(other: Candidate) -> list[float]:
-        return [a / b for a, b in zip(rates[result.winner], rates[other], strict=True)]
-
-    ratios = against(best)
+    ratios, over_plain = (ratios_of(rates[result.winner], rates[other]) for other in (best, plain))
     ratio = statistics.median(ratios)
     return {
         "ratio": round(ratio, 4),
-        "ratio_spread": [round(min(ratios), 4), round(max(ratios), 4)],
+        "ratio_spread": spread_of(ratios, 4),
         "regret": round(1 - ratio, 4),
         "chosen": stage.text(result.winner),
         "profiles": result.profiles,
         "seconds_tune": round(result.seconds, 1),
-        "gain_over_default": round(statistics.median(against(plain)), 3),
+        "gain_over_default": round(statistics.median(over_plain), 3),
         "complete": result.complete,
     }
 
@@ -273,61 +271,33 @@ def point(candidate: Candidate, answer: Measured | Failed) -> dict[str, Any]:
     return fields | {k: v for k, v in asdict(answer).items() if v is not None}
 
 
-def table(rows: Sequence[dict[str, Any]]) -> None:
-    """Prints the rows for people."""
-    head = f"\n{'row':<16}{'chosen':<24}{'best of the grid':<24}{'ratio':>7}{'profiles':>12}"
-    say(f"{head}{'seconds':>14}{'over plain':>12}")
-    for row in rows:
-        for name in ("default", "paper"):
-            result = row if name == "default" else row.get(name)
-            if result:
-                say(
-                    f"{row['name'] if result is row else '  ' + name:<16}{result['chosen']:<24}"
-                    f"{row['best']:<24}{result['ratio']:>7.3f}"
-                    f"{result['profiles']:>5} of {row['grid_profiles']:<4}"
-                    f"{result['seconds_tune']:>6.0f} of {row['seconds_grid']:<5.0f}"
-                    f"{result['gain_over_default']:>11.2f}x"
-                )
-
-
 def parse() -> argparse.Namespace:
     """Returns the options from the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--searches", nargs="+", choices=SEARCHES, default=list(SEARCHES))
-    parser.add_argument("--rounds", type=int, default=5, help="of measuring the best few again")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of a profile, at most")
-    parser.add_argument("--confirm-seconds", type=float, default=6.0, help="of one in a round")
-    parser.add_argument("--budget", type=float, default=300.0, help="seconds of each tune")
-    parser.add_argument("--minutes", type=float, default=12.0, help="of one task, at most")
-    parser.add_argument(
-        "--range", type=int, nargs=2, metavar=("LEAST", "MOST"), help="num_env of the grid"
-    )
-    parser.add_argument(
-        "--pictures", type=Path, help="folder for <task>/tuning.png and .svg, as tune draws them"
-    )
-    parser.add_argument("--dry", action="store_true", help="print the rows, keep none")
-    options = parser.parse_args()
+    options_of = parser(__doc__)
+    add = options_of.add_argument
+    add("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    add("--searches", nargs="+", choices=SEARCHES, default=list(SEARCHES))
+    add("--rounds", type=int, default=5, help="of measuring the best few again")
+    add("--seconds", type=float, default=4.0, help="of a profile, at most")
+    add("--confirm-seconds", type=float, default=6.0, help="of one in a round")
+    add("--budget", type=float, default=300.0, help="seconds of each tune")
+    add("--minutes", type=float, default=12.0, help="of one task, at most")
+    add("--range", type=int, nargs=2, metavar=("LEAST", "MOST"), help="num_env of the grid")
+    add("--pictures", type=Path, help="folder for <task>/tuning.png and .svg, as tune draws them")
+    add("--dry", action="store_true", help="print the rows, keep none")
+    options = options_of.parse_args()
     if "default" not in options.searches:
-        parser.error("--searches: the rows are about `default`; add it.")
+        options_of.error("--searches: the rows are about `default`; add it.")
     return options
 
 
 def main() -> int:
     """Measures and reports; returns 1 if a task could not be finished."""
     options = parse()
-    with tempfile.TemporaryDirectory(prefix="gmi-bench-") as cache:
-        os.environ["XDG_CACHE_HOME"] = cache  # empty: no earlier measurement is used
-        runtime.init(PRELOAD)
+    with nothing_cached():
         rows = [row for task in options.tasks if (row := measure(task, options)) is not None]
     for row in rows:
-        if options.dry:
-            print(json.dumps(row), flush=True)
-        else:
-            emit("selector", **row)
-    table(rows)
+        emit("selector", **row, dry=options.dry)
     return 0 if len(rows) == len(options.tasks) else 1
 
 

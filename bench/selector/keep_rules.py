@@ -15,7 +15,6 @@ given; ratio is None, as returns may be negative.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Mapping
@@ -26,12 +25,12 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # last: it has a lear
 
 from learning import TASKS, changed, given_of, shape_of
 from modes import lines_of
-from report import emit, say
+from report import emit_median, parser, say, spread_of
 
 from gmi_drl.launcher.plan.planning import find_devices
 from gmi_drl.placement import load_config
 from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit
-from gmi_drl.selector.tune.keep import Update, update_of
+from gmi_drl.selector.tune.keep import update_of
 from gmi_drl.selector.tune.space import config_of
 
 GIVEN: Final = "given"
@@ -52,7 +51,6 @@ def configs_of(given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         config = load_config(changed(given, tune={"keep": keep}))
         num_env, topology = TIMES * config.env.num_env, find_devices(config)
         update = update_of(config, topology, 1, num_env, grown=grown)
-        assert isinstance(update, Update), update  # else it asks for too much
         split = DeviceSplit(1, "cpu", grown=grown)
         sizes = (num_env, update.horizon, update.samples, update.changes)
         rule_config = config_of(config, Candidate(split, *sizes))
@@ -82,15 +80,14 @@ def returns_of(config: Mapping[str, Any], seed: int) -> tuple[float, float]:
 
 def main() -> int:
     """Trains every rule and seed in turn, and emits the rows."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["CartPole-v1", "Hopper-v5"])
-    parser.add_argument("--rules", nargs="+", choices=[*RULES, *CLIPS], default=[*RULES, *CLIPS])
-    parser.add_argument("--seeds", type=int, default=5, help="how many: 0, 1, 2 ...")
-    parser.add_argument("--steps", type=int, help="instead of the task's own")
-    parser.add_argument("--core", type=int, help="that it runs on; the first")
-    options = parser.parse_args()
+    options_of = parser(__doc__)
+    add = options_of.add_argument
+    add("--tasks", nargs="+", choices=TASKS, default=["CartPole-v1", "Hopper-v5"])
+    add("--rules", nargs="+", choices=[*RULES, *CLIPS], default=[*RULES, *CLIPS])
+    add("--seeds", type=int, default=5, help="how many: 0, 1, 2 ...")
+    add("--steps", type=int, help="instead of the task's own")
+    add("--core", type=int, help="that it runs on; the first")
+    options = options_of.parse_args()
     for task in options.tasks:
         given = given_of(task, options.steps)
         core = given["hardware"]["cores"][0] if options.core is None else options.core
@@ -106,22 +103,14 @@ def main() -> int:
                 say(f"{task} {name}, seed {seed}: {mean:,.1f}, at the end {end:,.1f}")
         for name, values in means.items():
             algorithm = load_config(configs[name]).algorithm
-            emit(
-                "keep_rules",
-                f"{task}/{name}",
-                value=round(statistics.median(values), 1),
-                unit="return",
+            emit_median(
+                "keep_rules", f"{task}/{name}", "return", values,
                 peer=None if name == GIVEN else round(statistics.median(means[GIVEN]), 1),
-                ratio=None,
-                repeats=len(values),
-                spread=[round(min(values), 1), round(max(values), 1)],
-                end=round(statistics.median(ends[name]), 1),
-                end_spread=[round(min(ends[name]), 1), round(max(ends[name]), 1)],
-                steps=load_config(given).run.total_steps,
-                learning_rate=round(algorithm.learning_rate, 7),
-                clip=algorithm.clip,
-                **{"shape": shape_of(configs[name])},
-            )
+                ratio=None, end=round(statistics.median(ends[name]), 1),
+                end_spread=spread_of(ends[name]), steps=load_config(given).run.total_steps,
+                learning_rate=round(algorithm.learning_rate, 7), clip=algorithm.clip,
+                shape=shape_of(configs[name]),
+            )  # fmt: skip
     return 0
 
 

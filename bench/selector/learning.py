@@ -36,9 +36,7 @@ picture goes to docs/tuning/. Exit code 1 where something is missing or failed.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import statistics
 import sys
 import tempfile
@@ -52,17 +50,15 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from checkout import ROOT
-from grid import two_cores
+from grid import nothing_cached, two_cores
 from learning_picture import draw
 from learning_raw import GIVEN, Length, RawFile, TrainingRun, TuneRun
 from learning_rows import GIVEN_SHAPE, GRID, TUNED, bound_of, measured_on, rows_of, way_of
 from modes import launched, lines_of
-from report import RESULTS, commit, emit, machine, say
+from report import RESULTS, commit, emit, machine, parser, say
 
-from gmi_drl import runtime
 from gmi_drl.errors import GmiDrlError
 from gmi_drl.launcher.plan.planning import find_devices
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import load_config
 from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit, shape_text
 from gmi_drl.selector.tune.keep import Update, update_of
@@ -159,7 +155,6 @@ def tuned(task: str, way: str, given: Config, budget_s: float) -> TuneRun:
         )
         config, predicted = result.config.model_dump(mode="json"), result.recorded.prediction
     seconds, winner = round(time.monotonic() - began, 1), result.chosen.winner
-    assert winner is not None  # else it raises
     chosen = f"{shape_text(winner)}, horizon {winner.horizon}: {result.steps_per_s:,.0f} steps/s"
     prediction = None if predicted is None else asdict(predicted)
     return TuneRun(task, way, config, seconds, chosen, prediction)
@@ -329,57 +324,28 @@ def tell_missing(raw: RawFile, options: argparse.Namespace) -> bool:
     return bool(seeds)
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Prints the rows for people."""
-    say(
-        f"\n{'row':<26}{'seconds':>10}{'of given':>10}{'reached':>9}{'regret':>9}{'steps/s':>10}"
-        f"{'return then':>13}{'tune s':>8}"
-    )
-    for row in rows:
-        if row["name"].endswith("/prediction"):
-            say(f"{row['name']:<26}off by {row['value']} log, {row['peer']} by measured noise")
-            continue
-        prefix = "> " if row["censored"] else ""
-        ratio = row.get("over_given", row["value"])
-        regret, return_then = row.get("regret"), row.get("return_then")
-        seconds = f"{prefix}{row['value']:,.1f}" if row["unit"] == "s" else "-"
-        say(
-            f"{row['name']:<26}{seconds:>10}{f'{prefix}{ratio:.2f}':>10}"
-            f"{row['reached']:>4} of {row['repeats']}"
-            f"{'-' if regret is None else f'{regret:.0%}':>9}"
-            f"{row.get('steps_per_s', 0):>10,.0f}"
-            f"{'-' if return_then is None else f'{return_then:,.1f}':>13}"
-            f"{row.get('seconds_tune', 0):>8,.0f}"
-        )
-        if row["name"].endswith("/grid"):
-            say(f"    best {row['best']}, rank correlation {row.get('rank_correlation')}")
-        if "holds" in row:
-            say(f"    the claim {'holds' if row['holds'] else 'does not hold'}")
-
-
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Returns the options from the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--seeds", type=int, default=5, help="how many: 0, 1, 2 ...")
-    parser.add_argument("--budget", type=float, default=300.0, help="seconds of each tune")
-    parser.add_argument("--factor", type=float, default=1.1, help="of the seconds as given, a run")
-    parser.add_argument("--steps", type=int, help="instead of the task's own, for a trial")
-    parser.add_argument("--minutes", type=float, default=1e6, help="after which it begins no run")
-    parser.add_argument("--raw", type=Path, default=RAW, help="what was measured, a line each")
-    parser.add_argument("--rows-only", action="store_true", help="measure nothing")
-    parser.add_argument("--pictures", type=Path, help="folder for learning.png and .svg")
-    parser.add_argument("--dry", action="store_true", help="print the rows, keep none")
-    options = parser.parse_args(arguments)
+    options_of = parser(__doc__)
+    add = options_of.add_argument
+    add("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    add("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    add("--seeds", type=int, default=5, help="how many: 0, 1, 2 ...")
+    add("--budget", type=float, default=300.0, help="seconds of each tune")
+    add("--factor", type=float, default=1.1, help="of the seconds as given, a run")
+    add("--steps", type=int, help="instead of the task's own, for a trial")
+    add("--minutes", type=float, default=1e6, help="after which it begins no run")
+    add("--raw", type=Path, default=RAW, help="what was measured, a line each")
+    add("--rows-only", action="store_true", help="measure nothing")
+    add("--pictures", type=Path, help="folder for learning.png and .svg")
+    add("--dry", action="store_true", help="print the rows, keep none")
+    options = options_of.parse_args(arguments)
     if options.pictures is None and not options.dry:
         options.pictures = PICTURES
     if GIVEN not in options.ways:
-        parser.error("--ways: all others are held against `given`; add it.")
+        options_of.error("--ways: all others are held against `given`; add it.")
     if options.factor < 1 or options.seeds < 1:
-        parser.error("--factor and --seeds must be at least 1.")
+        options_of.error("--factor and --seeds must be at least 1.")
     return options
 
 
@@ -392,22 +358,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.seeds = raw.options["seeds"]
     failed: list[str] = []
     if not options.rows_only and missing(raw, options):
-        with tempfile.TemporaryDirectory(prefix="gmi-bench-") as cache:
-            os.environ["XDG_CACHE_HOME"] = cache  # empty: no earlier measurement is used
-            runtime.init(PRELOAD)
+        with nothing_cached():
             measurement = Measurement(raw, options)
             measurement.run()
             failed = measurement.failed
-    rows = rows_of(raw, list(TASKS))  # of all that was measured, now or before
-    for row in rows:
-        if options.dry:
-            print(json.dumps(row), flush=True)
-        else:
-            emit("learning_time", **row)
+    for row in rows_of(raw, list(TASKS)):  # of all that was measured, now or before
+        emit("learning_time", **row, dry=options.dry)
+        if "holds" in row:
+            say(f"    the claim {'holds' if row['holds'] else 'does not hold'}")
     if options.pictures is not None:
-        for path in draw(raw, list(TASKS), options.pictures, measured_on(raw, list(TASKS))):
-            say(str(path))
-    table(rows)
+        draw(raw, list(TASKS), options.pictures, measured_on(raw, list(TASKS)))
     return 1 if tell_missing(raw, options) or failed else 0
 
 

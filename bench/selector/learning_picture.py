@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -10,10 +9,10 @@ from typing import Final
 from learning_page import band
 from learning_raw import GIVEN, RawFile, TrainingRun
 from learning_rows import target_of
+from report import save_picture
 
 from gmi_drl.selector.plots.tune_picture import INK, PALE, titled
 
-NAME: Final = "learning"
 _WAYS: Final = {
     GIVEN: ("as given", INK),
     "learning": ("tuned", "#0072B2"),
@@ -23,15 +22,14 @@ _WAYS: Final = {
 _COLUMNS: Final = 3
 
 
-def draw(raw: RawFile, tasks: Sequence[str], folder: Path, where: str) -> list[Path]:
+def draw(raw: RawFile, tasks: Sequence[str], folder: Path, where: str) -> None:
     """Draws the tasks that have runs, as png and svg; `where` names the machines."""
-    import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     ways_of_task = {task: curves for task in tasks if (curves := _curves(raw, task))}
     if not ways_of_task:
-        return []
+        return
     columns = min(_COLUMNS, len(ways_of_task))
     lines = -(-len(ways_of_task) // columns)
     figure = Figure(figsize=(1.0 + 4.0 * columns, 0.8 + 3.2 * lines), layout="constrained")
@@ -59,17 +57,7 @@ def draw(raw: RawFile, tasks: Sequence[str], folder: Path, where: str) -> list[P
     names = [_WAYS[way][0] for way in ways_drawn]
     figure.legend(handles, names, loc="outside upper center", ncols=len(names), frameon=False)
     figure.text(0.01, -0.01, where, fontsize=8, color=PALE, va="top")
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    with matplotlib.rc_context({"svg.hashsalt": NAME, "svg.fonttype": "none"}):
-        for kind, options in (("png", {"dpi": 130}), ("svg", {"metadata": {"Date": None}})):
-            path = folder / f"{NAME}.{kind}"
-            # A rename, so that an incomplete file never replaces the old picture.
-            part = path.with_suffix(f".part.{kind}")
-            figure.savefig(part, bbox_inches="tight", format=kind, **options)
-            os.replace(part, path)
-            paths.append(path)
-    return paths
+    save_picture(figure, folder, "learning")
 
 
 def _runs(raw: RawFile, task: str, way: str) -> list[TrainingRun]:

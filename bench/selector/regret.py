@@ -35,18 +35,18 @@ Exit code 1 where the claim does not hold.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from machines import KINDS, SECONDS, USABLE, Made, generate
-from report import emit
+from report import emit, parser, say
 
 from gmi_drl.selector.tune.algorithms.default import LONGEST, default
 from gmi_drl.selector.tune.algorithms.paper import paper
@@ -149,19 +149,21 @@ def space_of_paper(space: Space) -> Space:
     return Space(tuple(rows))
 
 
-def players(kind: str, seed: int) -> tuple[dict[str, Played], float]:
-    """Plays all on the same machine with the same noise; returns also `paper_regret_own`."""
-    machine = generate(kind, seed)
-    ours = play(machine, default(machine.space, SECONDS))
-    machine = generate(kind, seed)
-    total_s = ours.seconds * machine.space.size * SECONDS
-    exhaustive_result = exhaustive(machine, total_s)
-    machine = generate(kind, seed)
+def players(
+    make: Callable[[], Made], search: Callable[[Space, float], TuneSearch]
+) -> tuple[dict[str, Played], float]:
+    """Plays `search` and the others on the same machine, each with the same noise.
+
+    Returns also `paper_regret_own`.
+    """
+    machine = make()
     space = space_of_paper(machine.space)
+    ours = play(machine, search(machine.space, SECONDS))
+    total_s = ours.seconds * machine.space.size * SECONDS
     look_s = max(SECONDS, SECONDS * ours.seconds / ours.profiles)
-    theirs = play(machine, paper(space, look_s))
+    theirs = play(make(), paper(space, look_s))
     own_regret = 1 - machine.truth(theirs.winner) / machine.best_of(space) if theirs.winner else 1.0
-    return {OURS: ours, EXHAUSTIVE: exhaustive_result, PAPER: theirs}, own_regret
+    return {OURS: ours, EXHAUSTIVE: exhaustive(make(), total_s), PAPER: theirs}, own_regret
 
 
 def summary(played: Sequence[Played], prefix: str = OURS) -> dict[str, float]:
@@ -200,13 +202,12 @@ def report(kind: str, played: dict[str, list[Played]], regrets: Sequence[float])
         paper_regret_own=round(statistics.fmean(regrets), 4),
     )
     for name in PLAYERS:
-        print(
+        say(
             f"{kind:>11} {name.rstrip('_') or 'default':>10}: regret mean "
             f"{fields[name + 'regret_mean']:6.2%}, 95 % {fields[name + 'regret_p95']:6.2%}, "
             f"most {fields[name + 'regret_max']:6.2%}; profiles "
             f"{fields[name + 'profiles_share']:6.1%}, seconds {fields[name + 'seconds_share']:4.2f}"
-            f"; near {fields[name + 'near']:6.1%}, within both {fields[name + 'within']:6.1%}",
-            file=sys.stderr,
+            f"; near {fields[name + 'near']:6.1%}, within both {fields[name + 'within']:6.1%}"
         )
     return row
 
@@ -219,10 +220,10 @@ def holds(row: dict[str, Any]) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Plays all on all machines; returns 1 if the claim does not hold of some kind."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--machines", type=int, default=200, help="of each kind")
-    parser.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first of each kind")
-    options = parser.parse_args(arguments)
+    options_of = parser(__doc__)
+    options_of.add_argument("--machines", type=int, default=200, help="of each kind")
+    options_of.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first of each")
+    options = options_of.parse_args(arguments)
     all_results: dict[str, list[Played]] = {name: [] for name in PLAYERS}
     all_own: list[float] = []
     failed = []
@@ -230,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         played: dict[str, list[Played]] = {name: [] for name in PLAYERS}
         owns = []
         for seed in range(options.seed, options.seed + options.machines):
-            result_of_player, own_regret = players(kind, seed)
+            result_of_player, own_regret = players(partial(generate, kind, seed), default)
             owns.append(own_regret)
             for name, result in result_of_player.items():
                 played[name].append(result)
@@ -241,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             all_results[name] += results
     report("all", all_results, all_own)
     if failed:
-        print(f"the claim does not hold of: {', '.join(failed)}", file=sys.stderr)
+        say(f"the claim does not hold of: {', '.join(failed)}")
     return 1 if failed else 0
 
 

@@ -250,7 +250,7 @@ class Machine:
         monkeypatch.setattr(learning, "tuned", self.tuned)
         monkeypatch.setattr(learning, "length_of", self.length_of)
         monkeypatch.setattr(learning, "train", self.train)
-        monkeypatch.setattr(learning.runtime, "init", lambda preload: None)
+        monkeypatch.setattr("grid.runtime.init", lambda preload: None)
         monkeypatch.setenv("XDG_CACHE_HOME", "")  # put back at the end
 
     def tuned(self, task, way, given, budget_s):
