@@ -44,7 +44,7 @@ from chaos_checks import check_finished, ended, judge
 from chaos_modes import MODES
 from chaos_run import LIBC, Fault, Run
 from chaos_strikes import Blow, Dealt, deal, drawn
-from report import emit
+from report import emit, parser
 
 _NEW_NAMESPACE, _PRIVATE, _SUBREAPER = 0x20000, 0x44000, 36  # of unshare, mount and prctl
 _TO_CHANGE_S: Final = 1.5  # the longest time from asking for a resize to a blow
@@ -237,28 +237,25 @@ def _modes(text: str) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--kills", type=int, default=100, help="blows, all cases together")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--modes", type=_modes, default=[*MODES], help="separated by commas; all")
-    parser.add_argument("--strikes", type=int, default=4, help="of each case")
-    parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
-    parser.add_argument("--only", type=int, metavar="SEED", help="one case, of the mode in --modes")
-    on_ray = "kills alone, of runs of mode hosts on a Ray cluster"
-    parser.add_argument("--ray", action="store_true", help=on_ray)
-    parser.add_argument("--json", action="store_true", help="with --only: print its outcome")
-    raw = "its cases of this seed are not run again, and each case is added; to run one again, "
-    raw += "remove its line"
-    parser.add_argument("--raw", type=Path, metavar="FILE", help=raw)
-    parser.add_argument("--dry", action="store_true", help="keep no result")
-    options = parser.parse_args(arguments)
+    options_of = parser(__doc__, seed=1)
+    add = options_of.add_argument
+    add("--kills", type=int, default=100, help="blows, all cases together")
+    add("--modes", type=_modes, default=[*MODES], help="separated by commas; all")
+    add("--strikes", type=int, default=4, help="of each case")
+    add("--jobs", type=int, default=2, help="cases at a time")
+    add("--only", type=int, metavar="SEED", help="one case, of the mode in --modes")
+    add("--ray", action="store_true", help="kills alone, of runs of mode hosts on a Ray cluster")
+    add("--json", action="store_true", help="with --only: print its outcome")
+    add("--raw", type=Path, metavar="FILE",
+        help="its cases of this seed are not run again, and each case is added; to run one again, "
+        "remove its line")  # fmt: skip
+    add("--dry", action="store_true", help="keep no result")
+    options = options_of.parse_args(arguments)
     if options.ray and options.modes != ["hosts"]:
-        parser.error("--ray is of mode hosts: --modes hosts")
+        options_of.error("--ray is of mode hosts: --modes hosts")
     if options.only is not None:
         if len(options.modes) > 1:
-            parser.error("--only is of one mode: name it by --modes")
+            options_of.error("--only is of one mode: name it by --modes")
         tell = (lambda line: None) if options.json else print
         outcome = run_case(options.modes[0], options.only, options.strikes, options.ray, tell)
         if options.json:
@@ -280,13 +277,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = "failures"
     if options.modes != [*MODES]:
         name += f" in {', '.join(options.modes)}{' on Ray' if options.ray else ''}"
-    if options.dry:
-        print(json.dumps(fields))
-    else:
-        emit(
-            "chaos", name, value=len(failures), unit="cases", peer=None, ratio=None,
-            repeats=len(outcomes), spread=None, **fields,
-        )  # fmt: skip
+    emit(
+        "chaos", name, value=len(failures), unit="cases", repeats=len(outcomes), dry=options.dry,
+        **fields,
+    )  # fmt: skip
     return 1 if failures else 0
 
 

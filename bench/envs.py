@@ -19,10 +19,8 @@ CPU seconds per 1,000 steps stand beside, as they hardly change on a loaded mach
 
 from __future__ import annotations
 
-import argparse
 import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +32,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from mujoco import rollout
-from report import emit_pairs
+from report import emit_pairs, parser
 
 from gmi_drl.roles.envs import make_env
 
@@ -184,38 +182,24 @@ def report(task: str, samples: dict[str, list[Sample]], **about: Any) -> None:
         speeds, peers = ([s.steps_per_s for s in group] for group in (ours, peer_samples))
         cpu = [statistics.median(1000 * s.cpu_s / s.steps for s in g) for g in (ours, peer_samples)]
         in_workers = name == "gymnasium_async"  # this process's clock does not have their CPU time
-        row = emit_pairs(
-            "envs",
-            f"{task}/{name}",
-            "steps/s",
-            speeds,
-            peers,
+        emit_pairs(
+            "envs", f"{task}/{name}", "steps/s", speeds, peers,
             cpu_s_per_1000_steps=round(cpu[0], 5),
-            peer_cpu_s_per_1000_steps=None if in_workers else round(cpu[1], 5),
-            **about,
-        )
-        print(
-            f"{row['name']:<30}{row['value']:>12,.0f}{row['peer']:>12,.0f}  {row['ratio']:.2f}"
-            f"    CPU s per 1,000 steps {cpu[0]:.4f}, {cpu[1]:.4f}",
-            file=sys.stderr,
-        )
+            peer_cpu_s_per_1000_steps=None if in_workers else round(cpu[1], 5), **about,
+        )  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--tasks", default=",".join([*TASKS, "cartpole"]))
-    parser.add_argument("--num-env", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=100, help="of each environment in a round")
-    options = parser.parse_args()
+    options_of = parser(__doc__, num_env=64, threads=1, rounds=5)
+    options_of.add_argument("--tasks", default=",".join([*TASKS, "cartpole"]))
+    options_of.add_argument("--steps", type=int, default=100, help="of each one in a round")
+    options = options_of.parse_args()
     torch.set_num_threads(options.threads)
-    print(f"{'row':<30}{'ours':>12}{'peer':>12}  ratio", file=sys.stderr)
     for task in options.tasks.split(","):
         if task == "cartpole":
-            contestants, opened = cartpole_contestants(1024)
-            shape, high = (options.steps * 10, 1024), None
-            num_env = 1024
+            num_env, high = 1024, None
+            contestants, opened = cartpole_contestants(num_env)
+            shape = (options.steps * 10, num_env)
         else:
             env_id, num_env = TASKS[task], options.num_env
             contestants, opened = mujoco_contestants(env_id, num_env, options.threads)
@@ -232,13 +216,10 @@ def main() -> None:
             for env in opened:
                 env.close()
         report(
-            task,
-            samples,
-            num_env=num_env,
-            threads=options.threads,
+            task, samples, num_env=num_env, threads=options.threads,
             versions={"mujoco": mujoco.__version__, "gymnasium": gymnasium.__version__},
             max_rss_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        )
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

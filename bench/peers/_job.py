@@ -10,6 +10,7 @@ a *step* is one step of one environment.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import statistics
@@ -174,8 +175,8 @@ class Stopwatch:
         if self._returns and (not self.curve or self.curve[-1][0] < steps):
             self.curve.append((steps, round(statistics.fmean(self._returns), 3)))
 
-    def print_result(self, system: str, versions: dict[str, str], **extra: Any) -> None:
-        """Prints the job's one line on standard output."""
+    def print_result(self, system: str, *packages: str, **extra: Any) -> None:
+        """Prints the job's one line on standard output, with the versions of these packages."""
         wall, cpu, steps = (b - a for a, b in zip(self._from, self._to, strict=True))
         line = {
             "system": system,
@@ -188,11 +189,31 @@ class Stopwatch:
             "cpu_seconds": round(cpu, 2),
             "cpu_seconds_per_1000_steps": round(cpu / steps * 1000, 4),
             "curve": self.curve,
-            "versions": versions,
+            "versions": {name: importlib.metadata.version(name) for name in packages},
             "settings": asdict(self.settings),
             **extra,
         }
         print(json.dumps(line), flush=True)
+
+
+def vector_env(settings: Settings, count: int, seed: int) -> tuple[Any, Any, Any, Any]:
+    """Returns environments of EnvPool or Gymnasium, their first observation, and both spaces."""
+    if settings.vec == "envpool":
+        import envpool
+
+        threads = min(count, len(os.sched_getaffinity(0)))
+        env = envpool.make(
+            settings.env, env_type="gymnasium", num_envs=count, num_threads=threads, seed=seed
+        )
+        return env, env.reset()[0], env.observation_space, env.action_space
+    import gymnasium
+
+    env = gymnasium.vector.SyncVectorEnv(
+        [lambda: gymnasium.make(settings.env)] * count,
+        autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
+    )
+    first, _ = env.reset(seed=seed)
+    return env, first, env.single_observation_space, env.single_action_space
 
 
 def evaluation(returns: list[float]) -> dict[str, Any]:

@@ -8,23 +8,20 @@ Prints one JSON line.
 
 from __future__ import annotations
 
-import os
 import warnings
 from typing import Any
 
-from _job import Settings, Stopwatch, evaluation, limit_threads, parse
+from _job import Settings, Stopwatch, evaluation, limit_threads, parse, vector_env
 
 SETTINGS = parse(("sync", "envpool"), __doc__)
 limit_threads(SETTINGS.threads)
 
-import gymnasium  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
 from torch import nn  # noqa: E402
 
 if SETTINGS.vec == "envpool":
-    import envpool
+    import envpool  # noqa: F401 - else --check says so
 
 _ACTIVATIONS = {"elu": nn.ELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 
@@ -53,35 +50,18 @@ class Environments:
     def __init__(self, settings: Settings, seed: int, training: bool = True) -> None:
         self.settings, self.training = settings, training
         n = settings.n_envs if training else 1
-        if settings.vec == "envpool":
-            self.env: Any = envpool.make(
-                settings.env,
-                env_type="gymnasium",
-                num_envs=n,
-                num_threads=min(n, len(os.sched_getaffinity(0))),
-                seed=seed,
-            )
-            self.observation_space = self.env.observation_space
-            self.action_space = self.env.action_space
-        else:
-            self.env = SyncVectorEnv(
-                [lambda: gymnasium.make(settings.env)] * n, autoreset_mode=AutoresetMode.SAME_STEP
-            )
-            self.observation_space = self.env.single_observation_space
-            self.action_space = self.env.single_action_space
-        self.discrete = isinstance(self.action_space, gymnasium.spaces.Discrete) or hasattr(
-            self.action_space, "n"
+        self.env, self._first, self.observation_space, self.action_space = vector_env(
+            settings, n, seed
         )
-        self.seed = seed
+        self.discrete = hasattr(self.action_space, "n")
         self.observed = Moments(self.observation_space.shape)
         self.returned = Moments(())
         self.discounted = np.zeros(n)
         self.running = np.zeros(n)  # returns of the episodes under way
 
-    def reset(self) -> np.ndarray:
-        seed = {} if self.settings.vec == "envpool" else {"seed": self.seed}
-        observation, _ = self.env.reset(**seed)
-        return self._observation(observation)
+    def first(self) -> np.ndarray:
+        """Returns the observation after the reset."""
+        return self._observation(self._first)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[float]]:
         """Returns observation, scaled reward, done, and the returns of episodes that ended."""
@@ -158,7 +138,7 @@ def train(settings: Settings, envs: Environments, agent: Agent, stopwatch: Stopw
     observations = torch.zeros(t, n, *shape)
     actions = torch.zeros((t, n) if envs.discrete else (t, n, *envs.action_space.shape))
     log_probs, rewards, dones, values = (torch.zeros(t, n) for _ in range(4))
-    observation = torch.from_numpy(envs.reset())
+    observation = torch.from_numpy(envs.first())
     done = torch.zeros(n)
     for iteration in range(settings.iterations):
         stopwatch.iteration(iteration * settings.batch)
@@ -233,7 +213,7 @@ def judge(settings: Settings, trained: Environments, agent: Agent) -> list[float
     envs = Environments(settings, settings.seed + 10_000, training=False)
     envs.observed = trained.observed
     returns: list[float] = []
-    observation = envs.reset()
+    observation = envs.first()
     while len(returns) < settings.evaluate:
         hidden = agent.trunk(torch.from_numpy(observation))
         action = agent.mean(hidden)
@@ -255,10 +235,8 @@ def main(settings: Settings) -> None:
     extra: dict[str, Any] = {}
     if settings.evaluate:
         extra["evaluation"] = evaluation(judge(settings, envs, agent))
-    versions = {"gymnasium": gymnasium.__version__, "torch": torch.__version__}
-    if settings.vec == "envpool":
-        versions["envpool"] = envpool.__version__
-    stopwatch.print_result("cleanrl", versions, **extra)
+    packages = ["gymnasium", "torch", *(["envpool"] if settings.vec == "envpool" else [])]
+    stopwatch.print_result("cleanrl", *packages, **extra)
 
 
 if __name__ == "__main__" and not SETTINGS.check:

@@ -9,21 +9,18 @@ This job cannot evaluate.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import os
 import sys
 import tempfile
 import warnings
 from typing import Any
 
-from _job import Settings, Stopwatch, limit_threads, parse
+from _job import Settings, Stopwatch, limit_threads, parse, vector_env
 
 SETTINGS = parse(("sync", "envpool"), __doc__)
 limit_threads(SETTINGS.threads)
 
 import gymnasium  # noqa: E402
 import numpy as np  # noqa: E402
-import torch  # noqa: E402
 
 with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -32,7 +29,7 @@ with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
     from rl_games.torch_runner import Runner
 
 if SETTINGS.vec == "envpool":
-    import envpool
+    import envpool  # noqa: F401 - else --check says so
 
 
 class Environments(IVecEnv):
@@ -40,30 +37,14 @@ class Environments(IVecEnv):
 
     def __init__(self, settings: Settings, stopwatch: Stopwatch) -> None:
         self.settings, self.stopwatch = settings, stopwatch
-        n = settings.n_envs
-        if settings.vec == "envpool":
-            self.env: Any = envpool.make(
-                settings.env,
-                env_type="gymnasium",
-                num_envs=n,
-                num_threads=min(n, len(os.sched_getaffinity(0))),
-                seed=settings.seed,
-            )
-            self.observation_space = self.env.observation_space
-            self.action_space = self.env.action_space
-        else:
-            self.env = gymnasium.vector.SyncVectorEnv(
-                [lambda: gymnasium.make(settings.env)] * n,
-                autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
-            )
-            self.observation_space = self.env.single_observation_space
-            self.action_space = self.env.single_action_space
-        self.running = np.zeros(n)
+        self.env, self.first, self.observation_space, self.action_space = vector_env(
+            settings, settings.n_envs, settings.seed
+        )
+        self.running = np.zeros(settings.n_envs)
         self.taken = 0
 
     def reset(self) -> np.ndarray:
-        seed = {} if self.settings.vec == "envpool" else {"seed": self.settings.seed}
-        return self.env.reset(**seed)[0]
+        return self.first
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict]:
         if self.taken % self.settings.horizon == 0:
@@ -168,14 +149,8 @@ def main(settings: Settings) -> None:
         runner.load({"params": config(settings, discrete, folder)})
         runner.run({"train": True, "play": False})
         stopwatch.stop(envs.taken * settings.n_envs)
-    versions = {
-        "rl_games": importlib.metadata.version("rl_games"),
-        "gymnasium": gymnasium.__version__,
-        "torch": torch.__version__,
-    }
-    if settings.vec == "envpool":
-        versions["envpool"] = envpool.__version__
-    stopwatch.print_result("rl_games", versions)
+    packages = ["gymnasium", "torch", *(["envpool"] if settings.vec == "envpool" else [])]
+    stopwatch.print_result("rl_games", "rl_games", *packages)
 
 
 if __name__ == "__main__" and not SETTINGS.check:

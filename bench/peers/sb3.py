@@ -17,7 +17,6 @@ limit_threads(SETTINGS.threads)
 
 import gymnasium  # noqa: E402
 import numpy as np  # noqa: E402
-import stable_baselines3  # noqa: E402
 import torch  # noqa: E402
 from stable_baselines3 import A2C, PPO  # noqa: E402
 from stable_baselines3.common.callbacks import BaseCallback  # noqa: E402
@@ -101,41 +100,20 @@ def make_model(settings: Settings, env: VecEnv) -> PPO | A2C:
         }
     else:
         policy = {"net_arch": settings.hidden, "activation_fn": activation}
+    shared = {
+        "n_steps": settings.horizon, "gamma": settings.gamma, "gae_lambda": settings.lam,
+        "learning_rate": _scheduled(settings.learning_rate, settings.schedule),
+        "ent_coef": settings.entropy_coef, "vf_coef": settings.value_coef,
+        "max_grad_norm": settings.max_grad_norm, "seed": settings.seed, "device": "cpu",
+        "policy_kwargs": {**policy, "log_std_init": settings.init_log_std},
+    }  # fmt: skip
     if settings.method == "a2c":
-        return A2C(
-            "MlpPolicy",
-            env,
-            n_steps=settings.horizon,
-            gamma=settings.gamma,
-            gae_lambda=settings.lam,
-            learning_rate=_scheduled(settings.learning_rate, settings.schedule),
-            ent_coef=settings.entropy_coef,
-            vf_coef=settings.value_coef,
-            max_grad_norm=settings.max_grad_norm,
-            use_rms_prop=settings.descent == "rmsprop",
-            policy_kwargs={**policy, "log_std_init": settings.init_log_std},
-            seed=settings.seed,
-            device="cpu",
-        )
+        return A2C("MlpPolicy", env, use_rms_prop=settings.descent == "rmsprop", **shared)
     return PPO(
-        "MlpPolicy",
-        env,
-        n_steps=settings.horizon,
-        batch_size=settings.minibatch,
-        n_epochs=settings.epochs,
-        gamma=settings.gamma,
-        gae_lambda=settings.lam,
-        learning_rate=_scheduled(settings.learning_rate, settings.schedule),
+        "MlpPolicy", env, batch_size=settings.minibatch, n_epochs=settings.epochs,
         clip_range=_scheduled(settings.clip, settings.clip_schedule),
-        ent_coef=settings.entropy_coef,
-        vf_coef=settings.value_coef,
-        max_grad_norm=settings.max_grad_norm,
-        use_sde=settings.sde > 0,
-        sde_sample_freq=settings.sde or -1,
-        policy_kwargs={**policy, "log_std_init": settings.init_log_std},
-        seed=settings.seed,
-        device="cpu",
-    )
+        use_sde=settings.sde > 0, sde_sample_freq=settings.sde or -1, **shared,
+    )  # fmt: skip
 
 
 def main(settings: Settings) -> None:
@@ -156,12 +134,7 @@ def main(settings: Settings) -> None:
         )
         extra["evaluation"] = evaluation([float(value) for value in returns])
     env.close()
-    versions = {
-        "stable-baselines3": stable_baselines3.__version__,
-        "gymnasium": gymnasium.__version__,
-        "torch": torch.__version__,
-    }
-    stopwatch.print_result("sb3", versions, **extra)
+    stopwatch.print_result("sb3", "stable-baselines3", "gymnasium", "torch", **extra)
 
 
 if __name__ == "__main__" and not SETTINGS.check:

@@ -10,15 +10,14 @@ Prints one JSON line: predictions and training samples a second, after the warm-
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
 import queue
 import time
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def main() -> None:
@@ -91,7 +90,7 @@ def _agent(
     collector = _collector(config, len(cores), job)
     version, vector = policies.get(timeout=60)
     samples = config["algorithm"]["horizon"] * config["env"]["num_env"]
-    for number in _count():
+    for number in itertools.count():
         with suppress(queue.Empty):
             version, vector = policies.get_nowait()
         job.published.load(vector)
@@ -105,15 +104,7 @@ def _agent(
         counted.value += samples
 
 
-def _count() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1
-
-
-@dataclass(frozen=True)
-class _Job:
+class _Job(NamedTuple):
     """Holds what a process trains or acts with."""
 
     learner: Any

@@ -24,6 +24,7 @@ Needs the extra [bench].
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import sys
 import tempfile
@@ -39,8 +40,8 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "runtime"))
 import numpy as np
 import torch
 from children import answer, ask
-from modes import Rates, in_turn
-from report import emit_pairs
+from modes import Rates, column, in_turn
+from report import emit_pairs, parser
 from torch import nn
 
 ROWS: Final = ("2/8x8", "4/8x8", "2/1x5", "4/1x5")
@@ -234,11 +235,11 @@ def measure(row: str, options: argparse.Namespace) -> None:
         rates: Rates = reply["found"]
         return rates
 
-    results = in_turn({side: lambda side=side: child(side) for side in SIDES}, options.rounds)
-    numbers = {side: {int(run["parameters"]) for run in runs} for side, runs in results.items()}
+    results = in_turn({side: functools.partial(child, side) for side in SIDES}, options.rounds)
+    numbers = {side: set(counts) for side, counts in column(results, "parameters").items()}
     if numbers["ours"] != numbers["ray"]:
         raise SystemExit(f"the networks differ, in parameters: {numbers}")
-    our_rates, peer_rates = ([run["gradients_per_s"] for run in results[side]] for side in SIDES)
+    our_rates, peer_rates = column(results, "gradients_per_s").values()
     steps = num_env * horizon
     emit_pairs(
         "a3c_against_ray", f"a3c/{row}", "gradients/s", our_rates, peer_rates,
@@ -249,15 +250,12 @@ def measure(row: str, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
-    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options_of = parser(__doc__, rounds=5)
+    options_of.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    options_of.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    options_of.add_argument("--side", choices=SIDES, help="it alone, which answers in --out")
+    options_of.add_argument("--out", type=Path)
+    options = options_of.parse_args()
     if options.side:
         answer(lambda: SIDES[options.side](options.rows[0], options.seconds), options.out)
         return

@@ -28,8 +28,9 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from modes import Rates, in_turn
-from report import emit, emit_pairs
+import psutil
+from modes import Rates, column, in_turn
+from report import emit, emit_median, emit_pairs, parser
 
 from gmi_drl import rl, runtime
 from gmi_drl.roles.evaluators.fleet import Fleet
@@ -102,7 +103,9 @@ def training(kind: Callable[..., Any], algorithm: Any, seconds: float, **argumen
         while time.perf_counter() < begun + seconds:
             optimizer.step()
         elapsed_s = time.perf_counter() - begun
-        mib = _family_mib()
+        process = psutil.Process()  # shared memory counts once
+        family = [process, *process.children(recursive=True)]
+        mib = sum(each.memory_full_info().pss for each in family) / 2**20
     finally:
         optimizer.close()
     return {
@@ -113,37 +116,23 @@ def training(kind: Callable[..., Any], algorithm: Any, seconds: float, **argumen
     }
 
 
-def _family_mib() -> float:
-    """Returns MiB of this process and its descendants, with shared memory counted once."""
-    pids, kib = [os.getpid()], 0
-    while pids:
-        pid = pids.pop()
-        for task in Path(f"/proc/{pid}/task").glob("*/children"):
-            pids += map(int, task.read_text().split())
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            kib += int(line.split()[1]) if line.startswith("Pss:") else 0
-    return kib / 1024
-
-
 def figure7(options: argparse.Namespace) -> None:
     counts = [n for n in CORES if n <= len(os.sched_getaffinity(0))]
     ways = {str(n): lambda n=n: sampling(n, options.seconds) for n in counts}
     results = in_turn(ways, options.rounds)
-    rates = {n: [run["steps_per_s"] for run in results[str(n)]] for n in counts}
-    for n in counts:
-        emit(
-            "rl_figures", f"figure7/{n}", value=round(statistics.median(rates[n])), unit="steps/s",
-            peer=PAPER_STEPS_PER_S, ratio=statistics.median(rates[n]) / PAPER_STEPS_PER_S,
-            repeats=options.rounds, spread=[round(min(rates[n])), round(max(rates[n]))],
+    rates = column(results, "steps_per_s")
+    for n in ways:
+        emit_median(
+            "rl_figures", f"figure7/{n}", "steps/s", rates[n], peer=PAPER_STEPS_PER_S, digits=None,
             peer_is="the paper's: one core, 64 states a call",
         )  # fmt: skip
-    driver_s = statistics.median(run["driver_s_per_step"] for run in results[str(counts[-1])])
-    steps_per_s = statistics.median(rates[1])
+    driver_s = statistics.median(column(results, "driver_s_per_step")[str(counts[-1])])
+    steps_per_s = statistics.median(rates["1"])
     limit = 1.0 / driver_s
     points = {n: round(min(n * steps_per_s, limit)) for n in CORES}
     emit(
-        "rl_figures", "figure7/projection", value=points[CORES[-1]], unit="steps/s", peer=None,
-        ratio=None, repeats=options.rounds, spread=None, points=points,
+        "rl_figures", "figure7/projection", value=points[CORES[-1]], unit="steps/s",
+        repeats=options.rounds, points=points,
         driver_ns_per_step=round(1e9 * driver_s, 1), one_driver_takes=round(limit),
     )  # fmt: skip
 
@@ -157,12 +146,10 @@ def table3(options: argparse.Namespace) -> None:
             for kind in (rl.Local, rl.AllReduce)
         }
         results = in_turn(ways, options.rounds)
-        local, reduced = (results[kind.__name__] for kind in (rl.Local, rl.AllReduce))
+        mib, peer_mib = map(statistics.median, column(results, "memory_mib").values())
         emit_pairs(
-            "rl_figures", f"table3/{name}", "steps/s", [run["steps_per_s"] for run in local],
-            [run["steps_per_s"] for run in reduced],
-            memory_mib=round(statistics.median(run["memory_mib"] for run in local)),
-            peer_memory_mib=round(statistics.median(run["memory_mib"] for run in reduced)),
+            "rl_figures", f"table3/{name}", "steps/s", *column(results, "steps_per_s").values(),
+            memory_mib=round(mib), peer_memory_mib=round(peer_mib),
             peer_is="AllReduce over the same two evaluators",
         )  # fmt: skip
 
@@ -179,11 +166,10 @@ def figure5a(options: argparse.Namespace) -> None:
         for k in PIECES
     }  # fmt: skip
     results = in_turn(ways, options.rounds)
-    single = [rates["updates_per_s"] for rates in results["1"]]
+    rates = column(results, "updates_per_s")
     for k in PIECES[1:]:
-        several = [rates["updates_per_s"] for rates in results[str(k)]]
         emit_pairs(
-            "rl_figures", f"figure5a/{k}", "gradients/s", several, single,
+            "rl_figures", f"figure5a/{k}", "gradients/s", rates[str(k)], rates["1"],
             peer_is="one piece", parameters=results["1"][0]["parameters"],
         )  # fmt: skip
 
@@ -192,13 +178,10 @@ FIGURES: Final = {"figure7": figure7, "table3": table3, "figure5a": figure5a}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--figures", nargs="+", choices=FIGURES, default=list(FIGURES))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
-    options = parser.parse_args()
+    options_of = parser(__doc__, rounds=5)
+    options_of.add_argument("--figures", nargs="+", choices=FIGURES, default=list(FIGURES))
+    options_of.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    options = options_of.parse_args()
     runtime.init(["gmi_drl.rl"])
     for name in options.figures:
         FIGURES[name](options)

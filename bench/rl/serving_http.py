@@ -44,8 +44,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import torch
-from modes import Rates, in_turn
-from report import emit_pairs
+from modes import Rates, column, in_turn
+from report import emit_pairs, parser
 from torch import nn
 
 from gmi_drl import runtime
@@ -269,7 +269,7 @@ def measure(size: str, options: argparse.Namespace) -> None:
         for client in (raw, text, raw_skip):
             client.close()
     runtime.kill(actor)
-    rates = {name: [run["states_per_s"] for run in runs] for name, runs in results.items()}
+    rates = column(results, "states_per_s")
     ray, clipper = PAPER[size]
     for name in ("http", "http_json", "floor"):
         paper = {"paper_ratio": round(ray / clipper, 2)} if name == "http_json" else {}
@@ -283,15 +283,12 @@ def measure(size: str, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
-    parser.add_argument("--serve", choices=SIZES, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options_of = parser(__doc__, rounds=5)
+    options_of.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    options_of.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    options_of.add_argument("--serve", choices=SIZES, help="serves it; the port is in --out")
+    options_of.add_argument("--out", type=Path)
+    options = options_of.parse_args()
     if options.serve:
         serve(options.serve, options.out)
         return
