@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,16 +41,6 @@ class Cells:
         cells = [self.records[cell] for cell in sorted(self.records)]
         write_results(self.path, read_results(self.path) | {"cells": cells})
 
-    def merge(self, folder: Path) -> list[Cell]:
-        """Takes in the cells of a folder, one JSON file each, that are not here yet."""
-        added = []
-        for file in sorted(folder.glob("*.json")):
-            record = json.loads(file.read_text())
-            if cell_of(record) not in self.records:
-                self.add(record)
-                added.append(cell_of(record))
-        return added
-
     def of(self, task: str, system: str) -> list[dict[str, Any]]:
         """Returns the records of one task and system, by seed."""
         return [
@@ -60,11 +48,6 @@ class Cells:
             for cell in sorted(self.records)
             if cell.task == task and cell.system == system
         ]
-
-    def usual_seconds(self, cell: Cell) -> float | None:
-        """Returns how long such a cell took before, the median over seeds, if any is finished."""
-        known = [record["seconds"] for record in self.of(cell.task, cell.system)]
-        return statistics.median(known) if known else None
 
 
 def thinned(curve: list[tuple[int, float]], points: int = 500) -> list[tuple[int, float]]:

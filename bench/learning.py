@@ -9,9 +9,8 @@ for that is what most published figures are.
 
     bench/learning.py --peer sb3 --python /path/to/python-with-sb3 --seeds 5 --jobs 2 --resume
 
-Finished cells are in bench/results/learning.json: `--resume` goes on from there, `--merge FOLDER`
-takes in cells that were measured elsewhere (one JSON file a cell), `--report` only writes the
-pages anew: docs/learning.md and a curve per task in docs/learning/.
+Finished cells are in bench/results/learning.json: `--resume` goes on from there, `--report` only
+writes the pages anew: docs/learning.md and a curve per task in docs/learning/.
 
 Cells that take hours are not lost when the program is stopped, if their runs are kept:
 
@@ -28,7 +27,6 @@ and those trained from Python are not kept.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import queue
 import signal
@@ -45,7 +43,7 @@ from cells import Cell, Cells, evaluations, thinned
 from jobs import STOP, Job, JobError, importable, run_ours, run_peer, run_rl
 from learning_page import write_curves, write_page
 from learning_tasks import TASKS
-from report import commit, emit, machine
+from report import commit, emit, machine, parser, spread_of
 
 BENCH = Path(__file__).resolve().parent
 RESULTS = BENCH / "results" / "learning.json"
@@ -65,7 +63,6 @@ def train(
     timeout = timedelta(minutes=options.timeout_minutes)
     steps = options.steps or task.steps
     if cell.system == "sb3":
-        assert task.sb3 is not None
         settings = replace(task.sb3, seed=cell.seed, steps=steps, vec="dummy")
         return run_peer(options.python, "sb3.py", settings, timeout, cores)
 
@@ -163,58 +160,36 @@ class Schedule:
             return
         self.cells.add(finished)
         result = f"evaluation {finished['evaluation']['mean']:.1f}, {finished['seconds']:.0f} s"
-        say(f"{label}: {result}; {self._rest()}")
+        say(f"{label}: {result}; {len(self.left)} to go")
 
     def _heartbeat(self) -> None:
         for cell, began in list(self.started.items()):
             since = timedelta(seconds=int(time.monotonic() - began))
             say(f"    {cell}: {self.taken.get(cell, 'training')}, {since}")
 
-    def _rest(self) -> str:
-        if not self.left:
-            return "that was the last"
-        usual = [self.cells.usual_seconds(cell) for cell in self.left]
-        known = [seconds for seconds in usual if seconds is not None]
-        if len(known) < len(usual):
-            return f"{len(self.left)} to go"
-        remaining = timedelta(seconds=int(sum(known) / self.options.jobs))
-        return f"{len(self.left)} to go, about {remaining}"
-
 
 def parse() -> argparse.Namespace:
     """Returns the options from the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--seeds", type=int, default=5, help="how many: 0, 1, 2 ...")
-    parser.add_argument("--peer", choices=("sb3",), help="also train this peer")
-    parser.add_argument("--only-peer", action="store_true", help="train the peer alone")
-    parser.add_argument("--python", default=sys.executable, help="interpreter that has the peer")
-    parser.add_argument("--jobs", type=int, default=1, help="cells at a time, sharing the cores")
-    parser.add_argument("--steps", type=int, help="instead of the task's own, for a trial")
-    parser.add_argument(
-        "--timeout-minutes",
-        type=float,
-        default=720.0,
-        help="of one cell, each time it is started: four times what the longest one takes",
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="skip cells that are finished, and go on with those in --keep",
-    )
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep runs here")
-    parser.add_argument("--merge", type=Path, help="a folder of cells measured elsewhere")
-    parser.add_argument("--report", action="store_true", help="only write the pages anew")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--docs", type=Path, default=BENCH.parent / "docs")
-    options = parser.parse_args()
+    options_of = parser(__doc__, results=RESULTS, docs=BENCH.parent / "docs")
+    add = options_of.add_argument
+    add("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    add("--seeds", type=int, default=5, help="how many: 0, 1, 2 ...")
+    add("--peer", choices=("sb3",), help="also train this peer")
+    add("--only-peer", action="store_true", help="train the peer alone")
+    add("--python", default=sys.executable, help="interpreter that has the peer")
+    add("--jobs", type=int, default=1, help="cells at a time, sharing the cores")
+    add("--steps", type=int, help="instead of the task's own, for a trial")
+    # Four times what the longest one takes.
+    add("--timeout-minutes", type=float, default=720.0, help="of one cell, each time it is started")
+    add("--resume", action="store_true", help="skip what is finished, and go on in --keep")
+    add("--keep", type=Path, metavar="FOLDER", help="keep runs here")
+    add("--report", action="store_true", help="only write the pages anew")
+    options = options_of.parse_args()
     cores = len(os.sched_getaffinity(0))
     if not 1 <= options.jobs <= cores:
-        parser.error(f"--jobs {options.jobs}: one core each and {cores} here. Give 1 to {cores}.")
+        options_of.error(f"--jobs {options.jobs}: one core each and {cores} here.")
     if options.only_peer and not options.peer:
-        parser.error("--only-peer needs --peer sb3")
+        options_of.error("--only-peer needs --peer sb3")
     return options
 
 
@@ -255,23 +230,15 @@ def publish(cells: Cells, options: argparse.Namespace) -> None:
             continue
         middle = statistics.median(returns)
         peer = statistics.median(peers) if peers else None
-        row = {
-            "bench": "learning",
-            "name": f"{task}/sb3" if peers else f"{task}/evaluation",
-            "value": middle,
-            "unit": "return",
-            "peer": peer,
+        emit(
+            "learning", f"{task}/sb3" if peers else f"{task}/evaluation",
+            value=middle, unit="return", peer=peer,
             # negative returns have no ratio
-            "ratio": middle / peer if peer and peer > 0 and middle > 0 else None,
-            "repeats": len(returns),
-            "spread": [min(returns), max(returns)],
-            "peer_spread": [min(peers), max(peers)] if peers else None,
-            "reference": TASKS[task].reference,
-        }
-        if options.steps or options.results != RESULTS:
-            print(json.dumps(row | {"trial": True}), flush=True)
-        else:
-            emit(**row)
+            ratio=middle / peer if peer and peer > 0 and middle > 0 else None,
+            repeats=len(returns), spread=spread_of(returns, 3),
+            peer_spread=spread_of(peers, 3) if peers else None, reference=TASKS[task].reference,
+            dry=bool(options.steps or options.results != RESULTS),
+        )  # fmt: skip
 
 
 def main() -> int:
@@ -279,9 +246,6 @@ def main() -> int:
     options = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     cells = Cells(options.results)
-    if options.merge:
-        for cell in cells.merge(options.merge):
-            say(f"{cell}: taken in from {options.merge}")
     failed = []
     if not options.report:
         todo = wanted(options, cells)

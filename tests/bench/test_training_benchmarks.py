@@ -255,21 +255,14 @@ def test_a_task_of_python_is_trained_by_its_optimizer_and_evaluated():
     assert job.curve[-1][0] == 2_048
 
 
-def test_cells_survive_a_new_start_and_merging_keeps_what_is_there(tmp_path):
-    from cells import Cell, Cells, evaluations
+def test_cells_survive_a_new_start_and_the_newest_of_a_seed_counts(tmp_path):
+    from cells import Cells, evaluations
 
     cells = Cells(tmp_path / "results" / "learning.json")
-    cells.add(cell(1, 7.0))
-    cells.add(cell(0, 5.0))
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    for seed in (1, 2):
-        (elsewhere / f"{seed}.json").write_text(json.dumps(cell(seed, 9.0)))
-    again = Cells(cells.path)
-    assert again.merge(elsewhere) == [Cell("Ant-v5", 2, "ours")]
+    for seed, mean in ((1, 7.0), (0, 5.0), (2, 8.0)):
+        cells.add(cell(seed, mean))
+    Cells(cells.path).add(cell(2, 9.0))
     assert evaluations(Cells(cells.path).of("Ant-v5", "ours")) == [5.0, 7.0, 9.0]
-    assert again.usual_seconds(Cell("Ant-v5", 9, "ours")) == 11.0
-    assert again.usual_seconds(Cell("Ant-v5", 9, "sb3")) is None
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_end():
