@@ -102,7 +102,6 @@ def ended(run: Run, blows: Sequence[Blow]) -> int:
 
 def _check_layout(run: Run) -> None:
     """Checks that config and layout match; of an interrupted change, those in change.json."""
-    assert run.folder is not None
     config_path, layout_path = run.folder / "config.yaml", run.folder / "layout.json"
     if (run.folder / "change.json").exists():
         change = json.loads((run.folder / "change.json").read_text())
@@ -126,7 +125,6 @@ def check_finished(run: Run, blows: Sequence[Blow]) -> None:
             raise Fault(f"{written} is not there")
     else:
         state = _check_state(run)
-        assert run.folder is not None
         if run.mode != "serving":
             _check_lineage(run, state["iteration"], blows)
         if hidden := list((run.folder / "checkpoints").glob(".*")):
@@ -137,7 +135,6 @@ def check_finished(run: Run, blows: Sequence[Blow]) -> None:
 
 def _check_state(run: Run) -> dict[str, Any]:
     """Returns what run.json says of a run that has finished; Fault if it does not say so."""
-    assert run.folder is not None
     state: dict[str, Any] = json.loads((run.folder / "run.json").read_text())
     if state["state"] != "finished":
         raise Fault(f"run.json says {state['state']}")
@@ -146,7 +143,6 @@ def _check_state(run: Run) -> dict[str, Any]:
 
 def _check_lineage(run: Run, last: int, blows: Sequence[Blow]) -> None:
     """Checks that all versions are recorded but those lost to a killed launcher or a full disk."""
-    assert run.folder is not None
     with contextlib.closing(_opened(run.folder / "gcs.sqlite")) as store:
         known = {policy.version.number for policy in PolicyReader(store).chain()}
     missing = sorted(set(range(1, last + 1)) - known)

@@ -30,7 +30,6 @@ class RayCluster:
             [sys.executable, __file__, str(_HOSTS)], env={**environment, **self.token},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
-        assert self._program.stdout is not None
         lines = (line.strip() for line in self._program.stdout)
         self.address = next(line for line in lines if re.fullmatch(r"[\d.]+:\d+", line))
 

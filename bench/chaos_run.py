@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import yaml
 from chaos_modes import ON_HOSTS, config_of
 from chaos_ray import RayCluster, is_rays, name_of
@@ -132,7 +133,6 @@ class Run:
 
     def ended(self) -> int:
         """Waits for the launcher, and for all that it has started; returns its exit status."""
-        assert self.launcher is not None
         status = self.launcher.wait()
         self.launcher = None
         self.tell(f"  ended with {status}")
@@ -225,7 +225,6 @@ class Run:
 
     def processes(self) -> dict[int, str]:
         """Returns the names of its processes, by pid."""
-        assert self.launcher is not None
         others = self._remaining()
         rays = {pid: process for pid, process in _tree().items() if name_of(process[1])}
         hosts = {pid: "host" for pid, (_, command) in others.items() if "host_launcher" in command}
@@ -263,21 +262,12 @@ class Run:
 
 def _tree() -> dict[int, tuple[int, str]]:
     """Returns parent and command of every running descendant of this process, by pid."""
-    everyone: dict[int, tuple[int, str]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
-                command = Path("/proc", entry, "cmdline").read_bytes().replace(b"\0", b" ")
-                if fields[0] != "Z":
-                    everyone[int(entry)] = int(fields[1]), command.decode(errors="replace")
-    descendants, queue = {}, [os.getpid()]
-    while queue:
-        parent = queue.pop()
-        children = {pid: process for pid, process in everyone.items() if process[0] == parent}
-        descendants.update(children)
-        queue += children
-    return descendants
+    tree = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            if process.status() != psutil.STATUS_ZOMBIE:
+                tree[process.pid] = process.ppid(), " ".join(process.cmdline())
+    return tree
 
 
 def _mounted(folder: Path, size: str) -> bool:

@@ -110,7 +110,6 @@ def _take_a_core(blow: Blow, run: Run) -> Dealt | None:
 
     Before there are GMIs it would see a smaller machine, which the config does not fit.
     """
-    assert run.launcher is not None
     if not any(name.startswith("gmi ") for name in run.processes().values()):
         return None
     with contextlib.suppress(ProcessLookupError):

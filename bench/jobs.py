@@ -353,7 +353,6 @@ class _Meter:
         if len(lines) < self.settings.iterations:
             target = self.settings.iterations
             raise JobError(f"the run wrote {len(lines)} iterations to metrics.jsonl, not {target}")
-        assert self.path is not None
         warmup = self.settings.warmup
         start = lines[warmup - 1] if warmup else {"steps": 0, "time_s": 0.0}
         steps = lines[-1]["steps"] - start["steps"]
@@ -380,8 +379,7 @@ class _Meter:
 
 
 def _state(run: Path) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads((run / "run.json").read_text())
-    return state
+    return json.loads((run / "run.json").read_text())
 
 
 def _evaluation(state: dict[str, Any], episodes: int) -> dict[str, Any] | None:

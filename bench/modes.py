@@ -57,8 +57,7 @@ def answer_of(command: Sequence[str]) -> Rates:
     completed = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if completed.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{completed.stderr[-2000:]}")
-    rates: Rates = json.loads(completed.stdout.splitlines()[-1])
-    return rates
+    return json.loads(completed.stdout.splitlines()[-1])
 
 
 def peer(config: Mapping[str, Any], iterations: int, warmup: int, processes: int) -> Rates:

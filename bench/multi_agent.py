@@ -15,7 +15,6 @@ random actions, and a script that gives each agent a landmark so that the sum of
 least, and steers there. It sees what all agents see.
 
     bench/multi_agent.py --rows ppo mappo --seeds 5
-    bench/multi_agent.py --rows ppo --runs runs/multi_agent_spread/*    # that were trained before
     bench/multi_agent.py --rows speed --rounds 3
     bench/multi_agent.py --rows ppo --seeds 1 --steps 10000     # a smoke test
 
@@ -59,8 +58,7 @@ def environment() -> Any:
 
 def config() -> dict[str, Any]:
     """Returns the config of the example."""
-    read: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
-    return read
+    return yaml.safe_load(EXAMPLE.read_text())
 
 
 def mean_return(scripted: bool, seed: int = 10_000) -> tuple[float, float]:
@@ -114,20 +112,14 @@ def trained(algorithm: str, seed: int, steps: int | None, folder: str) -> tuple[
     overrides += [] if steps is None else [f"run.total_steps={steps}"]
     began = time.perf_counter()
     result = gmi_drl.launch(EXAMPLE, overrides=overrides, view="none")
-    assert result.eval_return is not None
     return result.eval_return, time.perf_counter() - began
 
 
-def learning(algorithm: str, seeds: int, steps: int | None, runs: list[Path]) -> None:
-    """Measures the share of the span that an algorithm reaches, by new runs or by given ones."""
+def learning(algorithm: str, seeds: int, steps: int | None) -> None:
+    """Measures the share of the span that an algorithm reaches."""
     lowest, low_error = mean_return(scripted=False)
     highest, high_error = mean_return(scripted=True)
     returns, seconds = [], []
-    for run in runs:
-        evaluation = gmi_drl.evaluate(run, episodes=EPISODES)
-        returns.append(round(evaluation.mean, 2))
-        steps = evaluation.steps
-    seeds = 0 if runs else seeds
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
         for seed in range(1, seeds + 1):
             value, duration_s = trained(algorithm, seed, steps, folder)
@@ -205,7 +197,6 @@ def main() -> None:
     options_of = parser(__doc__, seeds=5)
     add = options_of.add_argument
     add("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-    add("--runs", type=Path, nargs="+", default=[], help="of the example, trained before")
     add("--steps", type=int, default=None, help="of each run; the example's own")
     add("--rounds", type=int, default=3, help="of speed")
     add("--seconds", type=float, default=20.0, help="of each side in each round")
@@ -214,7 +205,7 @@ def main() -> None:
         if row == "speed":
             speed(options.rounds, options.seconds)
         else:
-            learning(row, options.seeds, options.steps, options.runs)
+            learning(row, options.seeds, options.steps)
 
 
 if __name__ == "__main__":

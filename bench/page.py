@@ -90,7 +90,6 @@ def page(folder: Path) -> Iterator[tuple[str, str, psutil.Process]]:
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
-    assert process.stdout is not None
     try:
         base, separator, token = process.stdout.readline().strip().partition("/login?token=")
         if not separator:

@@ -87,8 +87,7 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
 
 def read_results(path: Path) -> dict[str, Any]:
     """Returns the results file of a benchmark; {} if there is none yet."""
-    document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return document
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def write_results(path: Path, document: Mapping[str, Any]) -> None:

@@ -476,8 +476,6 @@ def paper() -> list[Row]:
         (("tcg", "tdg"), "16 %", "2.5 times"), (("tcg_ex", "tdg_ex"), "50 %", "5 times")
     ):  # fmt: skip
         together, split = (TEMPLATES[name].cost for name in names)
-        assert together is not None
-        assert split is not None
         pair = " against ".join(names)
         say(f"more of a device, {pair}", penalty, together.penalty(split, costs.PAPER), constants)
         say(f"throughput, {pair}", ratio, together.ratio(split, costs.PAPER), constants)

@@ -391,7 +391,6 @@ def ray_cluster(network: Network, token: dict[str, str]) -> Iterator[str]:
         env={**os.environ, **token},
     )  # fmt: skip
     try:
-        assert program.stdout is not None
         yield next(line.strip() for line in program.stdout if ":" in line and " " not in line)
     finally:
         program.communicate("", timeout=60)

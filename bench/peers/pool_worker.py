@@ -16,7 +16,7 @@ _worker: dict[str, Any] = {}  # the environment and layer sizes of a pool proces
 def sizes_of(environment: str, hidden: list[int]) -> list[int]:
     """Returns the widths of the layers of a policy of an environment."""
     env = gymnasium.make(environment)
-    sizes = [env.observation_space.shape[0], *hidden, env.action_space.shape[0]]  # type: ignore[index]
+    sizes = [env.observation_space.shape[0], *hidden, env.action_space.shape[0]]
     env.close()
     return sizes
 

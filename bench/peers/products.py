@@ -55,10 +55,10 @@ def compute(
     learning = forward(rows, layers) + backward(rows, layers)
     updates = settings.epochs * (settings.batch // settings.minibatch)
     for _ in range(settings.iterations):
-        barrier.wait(60)  # type: ignore[attr-defined]
+        barrier.wait(60)
         for multiply in acting * settings.horizon + learning * updates:
             multiply()
-    barrier.wait(60)  # type: ignore[attr-defined]
+    barrier.wait(60)
 
 
 def main(settings: Settings) -> None:

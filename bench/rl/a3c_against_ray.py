@@ -118,8 +118,7 @@ class Network(nn.Module):
 
     def vector(self) -> Vector:
         """Returns the parameters as one array."""
-        array: Vector = nn.utils.parameters_to_vector(self.parameters()).detach().numpy()
-        return array
+        return nn.utils.parameters_to_vector(self.parameters()).detach().numpy()
 
     @torch.no_grad()
     def load(self, vector: Vector) -> None:
@@ -184,8 +183,7 @@ class RayEvaluator:
         network.zero_grad()
         loss.backward()
         parts = [parameter.grad.flatten() for parameter in network.parameters()]
-        gradient: Vector = torch.cat(parts).numpy()
-        return gradient
+        return torch.cat(parts).numpy()
 
 
 def on_ray(row: str, seconds: float) -> Rates:
@@ -232,8 +230,7 @@ def measure(row: str, options: argparse.Namespace) -> None:
             reply = ask(command, Path(folder))
         if "error" in reply:
             raise SystemExit(f"{row} failed on {side}: {reply['error']}")
-        rates: Rates = reply["found"]
-        return rates
+        return reply["found"]
 
     results = in_turn({side: functools.partial(child, side) for side in SIDES}, options.rounds)
     numbers = {side: set(counts) for side, counts in column(results, "parameters").items()}

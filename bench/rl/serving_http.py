@@ -106,8 +106,7 @@ class Policy:
     @torch.inference_mode()
     def evaluate(self, states: States) -> States:
         """Returns [64, 8] logits of [64, n] states."""
-        logits: States = self._network(torch.from_numpy(states)).numpy()
-        return logits
+        return self._network(torch.from_numpy(states)).numpy()
 
     def skip(self, states: States) -> States:
         """Returns as many numbers without computing them."""

@@ -51,8 +51,7 @@ def ask(arguments: Sequence[str], folder: Path) -> dict[str, Any]:
             child.wait()
     if not out.exists():
         return {"error": f"exit code {code}: {_tail(log)}"}
-    result: dict[str, Any] = json.loads(out.read_text())
-    return result
+    return json.loads(out.read_text())
 
 
 def _tail(log: Path) -> str:

@@ -94,8 +94,7 @@ def gmis() -> Iterator[Callable[[], Callable[[str], int]]]:
         handle = gmi.remote()
 
         def call(method: str) -> int:
-            pid: int = runtime.get(getattr(handle, method).remote())
-            return pid
+            return runtime.get(getattr(handle, method).remote())
 
         return call
 
@@ -120,8 +119,7 @@ def peers(method: str) -> Iterator[Callable[[], Callable[[str], int]]]:
 
         def call(request: str) -> int:
             parent.send(request)
-            pid: int = parent.recv()
-            return pid
+            return parent.recv()
 
         return call
 
@@ -169,7 +167,7 @@ def forget_fork_server() -> None:
     """Ends multiprocessing's fork server, so that the next round starts a fresh one."""
     from multiprocessing import forkserver
 
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    forkserver._forkserver._stop()
 
 
 def measure(number: int) -> dict[str, list[float]]:

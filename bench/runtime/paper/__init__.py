@@ -18,5 +18,4 @@ def find(number: str) -> Figure:
     """Returns a figure by its number in the paper."""
     if number not in MODULES:
         raise SystemExit(f"figure {number!r} is not known. Known figures: {', '.join(MODULES)}.")
-    figure: Figure = importlib.import_module(f".{MODULES[number]}", __name__).FIGURE
-    return figure
+    return importlib.import_module(f".{MODULES[number]}", __name__).FIGURE

@@ -56,7 +56,7 @@ def _measure(name: str, quick: bool) -> Series:
 
 
 def _all(side: Side, task: object, number: int) -> None:
-    side.get([task.remote() for _ in range(number)])  # type: ignore[attr-defined]
+    side.get([task.remote() for _ in range(number)])
 
 
 def _draw(curves: Curves, picture: Any) -> None:

@@ -31,6 +31,5 @@ def find(name: str) -> Measure:
     """Returns the function that measures a row."""
     for module, names in MODULES.items():
         if name in names:
-            measure: Measure = getattr(importlib.import_module(f".{module}", __name__), name)
-            return measure
+            return getattr(importlib.import_module(f".{module}", __name__), name)
     raise SystemExit(f"row {name!r} is not known. Known rows: {', '.join(NAMES)}.")
