@@ -254,7 +254,6 @@ def _report(node: Node, parts: Sequence[Path], kind: str) -> int:
     report.emit(
         "gpu/rehearsal", kind, value=round(node.used["slot_s"], 1), unit="s",
         peer=LIMITS["slot_s"], ratio=LIMITS["slot_s"] / max(node.used["slot_s"], 1e-9),
-        repeats=1, spread=None,
         limits={
             name: {"limit": limit, "used": round(node.used[name], 2)}
             for name, limit in LIMITS.items()
@@ -297,18 +296,13 @@ def _node(folder: Path) -> Path:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--short", action="store_true", help="cut each step off after --step-s")
-    parser.add_argument("--step-s", type=float, default=75.0, metavar="S")
-    parser.add_argument(
-        "--parts", type=Path, metavar="FOLDER", help="of a pack; default: build one"
-    )
-    parser.add_argument(
-        "--node", type=Path, metavar="PYTHON",
-        help="the interpreter that plays the node; default: make an environment of python3.12",
-    )  # fmt: skip
+    parser = report.parser(__doc__)
+    add = parser.add_argument
+    add("--short", action="store_true", help="cut each step off after --step-s")
+    add("--step-s", type=float, default=75.0, metavar="S")
+    add("--parts", type=Path, metavar="FOLDER", help="of a pack; default: build one")
+    add("--node", type=Path, metavar="PYTHON",
+        help="that plays the node; default: an environment of python3.12")  # fmt: skip
     return parser.parse_args(arguments)
 
 

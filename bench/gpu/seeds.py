@@ -83,11 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         alone = next((row.get("value") for row in kept_rows if row["name"] == _ALONE), None)
         for count in options.counts:
             for way in options.ways if count > 1 else WAYS[:1]:
-                fields = {
-                    "name": f"seeds/{way}/{count}",
-                    "unit": "updates/s",
-                    "seconds": options.seconds,
-                }
+                fields = {"name": f"seeds/{way}/{count}", "unit": "updates/s"}
+                fields["seconds"] = options.seconds
                 row = row_of(fields, partial(_measured, way, count, options), options.dry)
                 if "value" in row:
                     alone = row["value"] if count == 1 else alone
@@ -239,12 +236,10 @@ def _end(launches: Sequence[subprocess.Popen[bytes]]) -> None:
 
 def parser_of(text: str | None, counts: Sequence[int]) -> argparse.ArgumentParser:
     """Returns a parser with the options that benchmarks of a shared GPU have in common."""
-    parser = argparse.ArgumentParser(
-        description=text, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = report.parser(text)
     parser.add_argument("--counts", type=int, nargs="+", default=list(counts))
     parser.add_argument("--dry", action="store_true", help="on CPU cores, small")
-    parser.add_argument("--results", type=Path, help="default: bench/results/gpu")
+    parser.add_argument("--results", type=Path, help=report.RESULTS_HELP)
     return parser
 
 

@@ -426,23 +426,17 @@ def _say(row: dict[str, Any]) -> None:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = report.parser(__doc__, minibatches=4, epochs=4, obs=60, actions=8)
     add = parser.add_argument
     add("--dry", action="store_true", help="on the CPU, small")
     add("--algorithms", nargs="+", choices=("ppo", *REPLAYED), default=["ppo"])
     add("--rows", type=int, help="of experience; default 65536, with --dry 2048")
-    add("--minibatches", type=int, default=4)
-    add("--epochs", type=int, default=4)
     add("--network", choices=NETWORKS, default="ant", help="a preset of algorithm.network")
-    add("--obs", type=int, default=60)
-    add("--actions", type=int, default=8)
     add("--rounds", type=int, help="default 9, with --dry 3")
     add("--repeats", type=int, help="updates of a turn; default 10, with --dry 1")
     add("--ways", nargs="+", choices=WAYS, default=WAYS)
     add("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS)
-    add("--results", type=Path, metavar="FOLDER",
-        help="in which a folder of this machine is made; default: bench/results/gpu, with --dry "
-        "runs/bench/gpu")  # fmt: skip
+    add("--results", type=Path, metavar="FOLDER", help=report.RESULTS_HELP)
     options = parser.parse_args(arguments)
     for name, full, dry in (("rows", 65536, 2048), ("rounds", 9, 3), ("repeats", 10, 1)):
         if getattr(options, name) is None:

@@ -14,7 +14,6 @@ SIGTERM ended the probe.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -55,9 +54,7 @@ class Ended(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=ASSUMPTIONS, default=list(ASSUMPTIONS))
     parser.add_argument("--minutes", type=float, default=MINUTES, help="for all checks together")
     parser.add_argument(
@@ -171,15 +168,8 @@ def checked(name: str, layout: Path, deadline_s: float, rows: list[Row]) -> None
 
 def row(check: str, what: str, value: Any, ok: bool | None, **more: Any) -> Row:
     """Returns a row; `ok` is None where there is nothing to be right or wrong."""
-    workaround = ASSUMPTIONS[check].workaround
-    return {
-        "check": check,
-        "what": what,
-        "value": value,
-        "ok": ok,
-        "workaround": workaround,
-        **more,
-    }
+    fields = {"check": check, "what": what, "value": value, "ok": ok}
+    return {**fields, "workaround": ASSUMPTIONS[check].workaround, **more}
 
 
 def show(device: Device, rows: Sequence[Row], took_s: Mapping[str, float]) -> None:

@@ -254,46 +254,28 @@ def say(text: str) -> None:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--dry", action="store_true", help="on CPU cores, small")
-    parser.add_argument("--env", help=f"default: {_WARP} by adapter warp, else {_TORCH}")
-    parser.add_argument("--adapter", default="auto", help="of the environment")
-    parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS))
-    parser.add_argument(
-        "--ladder", nargs="+", type=_count(1), default=[], metavar="N",
-        help="num_env of one process, at each of which training and serving compare",
-    )  # fmt: skip
-    parser.add_argument(
-        "--gmis", nargs="+", type=_count(2), default=[], metavar="K", help="of a device"
-    )
-    parser.add_argument("--backends", nargs="+", choices=SHARES, default=[])
-    parser.add_argument(
-        "--one-network", action="store_true", help="the environment's own, and not a second one"
-    )
-    parser.add_argument(
-        "--reduction", choices=("auto", *STRATEGIES), default="auto",
-        help="of gradients (comm.reduction); another one is another suite",
-    )  # fmt: skip
-    parser.add_argument("--repeats", type=int, default=3, help="of every cell, if there is time")
-    parser.add_argument("--retry", action="store_true", help="failed cells are run again")
-    parser.add_argument(
-        "--results", type=Path, metavar="FOLDER",
-        help="in which a folder of this machine is made; default: bench/results/gpu, with --dry "
-        "runs/bench/gpu",
-    )  # fmt: skip
-    parser.add_argument(
-        "--given", nargs="+", type=Path, default=[], metavar="FOLDER",
-        help="with results of earlier commands, whose cells are taken in",
-    )  # fmt: skip
-    parser.add_argument(
-        "--kept", type=Path, metavar="FOLDER",
-        help="for locks and what cells go on from; default: .kept beside the results",
-    )  # fmt: skip
-    parser.add_argument("--no-pictures", action="store_true", help="which need matplotlib")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="of this file; runs nothing")
+    parser = report.parser(__doc__, minutes=8.0)
+    add, folders = parser.add_argument, {"type": Path, "metavar": "FOLDER"}
+    add("--dry", action="store_true", help="on CPU cores, small")
+    add("--env", help=f"default: {_WARP} by adapter warp, else {_TORCH}")
+    add("--adapter", default="auto", help="of the environment")
+    add("--only", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS))
+    add("--ladder", nargs="+", type=_count(1), default=[], metavar="N",
+        help="num_env of one process, at each of which training and serving compare")  # fmt: skip
+    add("--gmis", nargs="+", type=_count(2), default=[], metavar="K", help="of a device")
+    add("--backends", nargs="+", choices=SHARES, default=[])
+    add("--one-network", action="store_true", help="the environment's own, and not a second one")
+    add("--reduction", choices=("auto", *STRATEGIES), default="auto",
+        help="of gradients (comm.reduction); another one is another suite")  # fmt: skip
+    add("--repeats", type=int, default=3, help="of every cell, if there is time")
+    add("--retry", action="store_true", help="failed cells are run again")
+    add("--results", **folders, help=report.RESULTS_HELP)
+    add("--given", nargs="+", default=[], **folders,
+        help="with results of earlier commands, whose cells are taken in")  # fmt: skip
+    add("--kept", **folders,
+        help="for locks and what cells go on from; default: .kept beside the results")  # fmt: skip
+    add("--no-pictures", action="store_true", help="which need matplotlib")
+    add("--report", type=Path, metavar="FILE", help="of this file; runs nothing")
     return parser.parse_args(arguments)
 
 
