@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"  # one file a benchmark
 GPU_RESULTS = RESULTS / "gpu"
 DRY_RESULTS = HERE.parent / "runs" / "bench" / "gpu"  # ignored by git: they say nothing of a GPU
-RESULTS_HELP = "in which a folder of this machine is made; default: bench/results/gpu, with --dry runs/bench/gpu"
+RESULTS_HELP = "for a folder of this machine; bench/results/gpu, with --dry runs/bench/gpu"
 
 _HEAD = ("bench", "machine", "commit")  # the fields that a results file has once
 
