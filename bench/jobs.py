@@ -23,6 +23,9 @@ from typing import Any
 
 import yaml
 from peers._job import Settings, tree_cpu_s
+from report import end, metrics_of
+
+from gmi_drl.launcher.folder.run_folder import last_metrics
 
 BENCH = Path(__file__).resolve().parent
 STOP = threading.Event()  # set: jobs under way in any thread end with a JobError
@@ -300,12 +303,17 @@ class _Meter:
     ) -> None:
         self.runs, self.settings, self.progress = runs, settings, progress
         self.earlier = set(runs.glob(_METRICS))
-        self.path = None if run is None else run / "metrics.jsonl"
-        self.lines: list[dict[str, Any]] = []
-        self._file = 0  # the inode of the file that `lines` is from
-        self._read = 0  # bytes of it that `lines` covers
+        self._path = None if run is None else run / "metrics.jsonl"
+        self._size = 0  # of the file at the last look
         self._sampled_at = 0.0
         self.samples: list[tuple[int, float]] = []  # steps taken, CPU seconds until then
+
+    @property
+    def path(self) -> Path | None:
+        """Returns the run's metrics.jsonl, if it has begun."""
+        if self._path is None:
+            self._path = next(iter(set(self.runs.glob(_METRICS)) - self.earlier), None)
+        return self._path
 
     def look(self, pid: int) -> None:
         """Takes a sample if the run has made progress.
@@ -313,43 +321,22 @@ class _Meter:
         It does so after the warm-up, at the end, and between them at most twice a second, as
         reading every process's clock costs milliseconds.
         """
-        known = len(self.lines)
-        self._follow()
-        now, count = time.monotonic(), len(self.lines)
-        if count == known or count < self.settings.warmup:
+        if self.path is None or (size := self.path.stat().st_size) == self._size:
+            return
+        self._size, last, now = size, last_metrics(self.path), time.monotonic()
+        count = last.get("iteration", 0)
+        if count < max(1, self.settings.warmup):
             return
         if self.samples and count < self.settings.iterations and now - self._sampled_at < 0.5:
             return
         self._sampled_at = now
-        self.samples.append((self.lines[-1]["steps"], tree_cpu_s(pid)))
+        self.samples.append((last["steps"], tree_cpu_s(pid)))
         if self.progress is not None:
-            self.progress(self.lines[-1]["steps"])
-
-    def _follow(self) -> None:
-        """Reads the complete lines that are new.
-
-        A run that goes on from a checkpoint first replaces the file by one without the iterations
-        that it makes again.
-        """
-        if self.path is None:
-            self.path = next(iter(set(self.runs.glob(_METRICS)) - self.earlier), None)
-        if self.path is None:
-            return
-        with open(self.path, "rb") as file:
-            status = os.fstat(file.fileno())
-            if status.st_ino != self._file:
-                self._file, self._read, self.lines = status.st_ino, 0, []
-            if status.st_size <= self._read:
-                return
-            file.seek(self._read)
-            parts = file.read().rpartition(b"\n")
-        self._read += len(parts[0]) + len(parts[1])
-        self.lines += [json.loads(line) for line in parts[0].splitlines()]
+            self.progress(last["steps"])
 
     def result(self) -> Job:
         """Returns what the finished run measured."""
-        self._follow()
-        lines = self.lines
+        lines = [] if self.path is None else metrics_of(self.path.parent)
         if len(lines) < self.settings.iterations:
             target = self.settings.iterations
             raise JobError(f"the run wrote {len(lines)} iterations to metrics.jsonl, not {target}")
@@ -410,20 +397,10 @@ def _run(
                 look(process.pid)
                 time.sleep(0.01)
         finally:
-            _end(process)
+            end(process)
     if process.returncode:
         output = _tail(log) or _tail(out)
         raise JobError(f"exit code {process.returncode}: {_name(command)}\n{output}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _name(command: list[str]) -> str:

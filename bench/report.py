@@ -67,6 +67,17 @@ def fractions(text: str) -> list[float]:
     return [float(part) for part in text.split(",") if part]
 
 
+def end(process: subprocess.Popen[Any], within_s: float = 20.0) -> None:
+    """Asks a process to end, and kills it if it does not."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
 def keep(path: Path, text: str) -> None:
     """Writes a results file atomically, or leaves the old one; Unwritable says what to do."""
     from gmi_drl.runtime.cache_files import replace_file

@@ -43,6 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 
 from gmi_drl.gmi import nvml as driver
+from gmi_drl.launcher.folder.run_folder import last_metrics as last_metrics_of
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gpu.suite.store import DRY_NOTE
 
@@ -178,12 +179,8 @@ def _commands(way: str, count: int, folder: Path, options: argparse.Namespace) -
 
 def last_metrics(folder: Path, runs: str = "runs/*/*/metrics.jsonl") -> dict[Path, dict[str, Any]]:
     """Returns the last complete line of each run's metrics."""
-    metrics = {}
-    for path in sorted(folder.glob(runs)):
-        lines = path.read_text().rpartition("\n")[0].splitlines()
-        if lines:
-            metrics[path] = json.loads(lines[-1])
-    return metrics
+    metrics = {path: last_metrics_of(path) for path in sorted(folder.glob(runs))}
+    return {path: line for path, line in metrics.items() if line}
 
 
 def _progress(

@@ -73,16 +73,10 @@ def _measured(count: int, options: argparse.Namespace) -> dict[str, Any]:
             search = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, process_group=0)
             try:
                 code = search.wait(_LIMIT_S)
-            except BaseException as error:
-                search.terminate()
-                try:
-                    search.wait(_END_S)
-                except subprocess.TimeoutExpired:
-                    search.kill()
-                    search.wait()
-                if isinstance(error, subprocess.TimeoutExpired):
-                    raise CellError(f"it took more than {_LIMIT_S:g} s") from None
-                raise
+            except subprocess.TimeoutExpired:
+                raise CellError(f"it took more than {_LIMIT_S:g} s") from None
+            finally:
+                report.end(search, _END_S)
         seconds = time.perf_counter() - begin
         metrics = last_metrics(folder, "searches/*/*/trials/*/*/metrics.jsonl")
         if code or len(metrics) < options.trials:

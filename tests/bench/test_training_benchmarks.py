@@ -91,15 +91,16 @@ def test_a_run_is_timed_from_the_end_of_its_warm_up(tmp_path):
     meter = _Meter(tmp_path, Settings(steps=4096, warmup=1, evaluate=20), None)
     with open(folder / "metrics.jsonl", "w") as file:
         for number, time_s in enumerate((5.0, 6.0, 7.0), start=1):
-            line = {"steps": 2048 * number, "time_s": time_s, "simulate_s": 0.5}
-            text = json.dumps({**line, "return_mean": None}) + "\n"
+            line = {"iteration": number, "steps": 2048 * number, "time_s": time_s}
+            text = json.dumps({**line, "simulate_s": 0.5, "return_mean": None}) + "\n"
             file.write(text[:10])  # a line that is being written is left for later
             file.flush()
-            meter.look(1)
-            assert len(meter.lines) == number - 1
+            meter.look(os.getpid())
+            assert 2048 * number not in dict(meter.samples)
             file.write(text[10:])
             file.flush()
-            meter.look(1)
+            meter.look(os.getpid())
+        assert [steps for steps, _ in meter.samples] == [2048, 3 * 2048]  # begin and end
     (folder / "run.json").write_text(json.dumps({"state": "finished", "eval_return": 3.0}))
     job = meter.result()
     assert (job.steps, job.seconds, job.steps_per_s) == (4096, 2.0, 2048.0)
@@ -125,11 +126,11 @@ def test_iterations_that_a_resumed_run_makes_again_count_once(tmp_path):
     write(before, range(1, 5), speed=1.0)
     before.close()
     meter = _Meter(tmp_path, Settings(steps=6 * 2048, warmup=0), None, folder)
-    meter.look(1)
-    assert len(meter.lines) == 4
+    meter.look(os.getpid())
+    assert [steps for steps, _ in meter.samples] == [4 * 2048]
     after = MetricsLog(folder, 2, None, pytest.fail)
     write(after, range(3, 7), speed=0.5)
-    meter.look(1)
+    meter.look(os.getpid())
     after.close()
     (folder / "run.json").write_text(json.dumps({"state": "finished"}))
     job = meter.result()
