@@ -19,9 +19,10 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+from functools import partial
 from typing import Any
 
-from modes import column, in_turn, launched, peer
+from modes import ask_peer, column, in_turn, launched
 from report import emit_pairs, parser
 
 TASKS = {"ant": ("Ant-v5", "ant"), "halfcheetah": ("HalfCheetah-v5", "ant"),
@@ -67,9 +68,10 @@ def measure(task: str, options: argparse.Namespace) -> None:
         "decoupled": config_of(task, options), "co_located": co_located(task, options),
         "ucc": config_of(task, options, "ucc"), "joined": config_of(task, options, "joined"),
     }  # fmt: skip
-    entries = {name: lambda c=c: launched(c, warmup) for name, c in configs.items()}
+    entries = {name: partial(launched, config, warmup) for name, config in configs.items()}
+    asked = {"config": configs["decoupled"], "iterations": count, "warmup": warmup}
     for name, processes in (("two_process", 2), ("one_process", 1)):
-        entries[name] = lambda n=processes: peer(configs["decoupled"], count, warmup, n)
+        entries[name] = partial(ask_peer, "two_process.py", processes=processes, **asked)
     results = in_turn(entries, options.rounds)
     lag = statistics.fmean(rates["policy_lag"] for rates in results["decoupled"])
     for quantity, key in KEYS.items():

@@ -34,7 +34,7 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-from modes import BENCH, Rates, answer_of, at_once, column, in_turn, lines_of, meet_others
+from modes import Rates, ask_peer, at_once, column, in_turn, lines_of, meet_others
 from peers.pool_worker import Seen, Vector, begin, numel_of, play, sizes_of
 from report import emit_pairs, parser, ratios_of
 
@@ -136,13 +136,11 @@ def by_evosax(
     python: str, environment: str, hidden: list[int], cores: int, seconds: float
 ) -> Rates:
     """Measures the evaluations a second of evosax's ARS, by bench/peers/evosax_es.py."""
-    command = [
-        python, str(BENCH / "peers" / "evosax_es.py"), f"--environment={environment}",
-        f"--cores={cores}", f"--population={2 * PER_CORE * cores}", f"--length={LENGTH}",
-        f"--noise={NOISE}", f"--learning-rate={STEP}", f"--seconds={seconds}",
-        "--hidden", *map(str, hidden),
-    ]  # fmt: skip
-    return answer_of(command)
+    return ask_peer(
+        "evosax_es.py", python=python, environment=environment, hidden=hidden, workers=cores,
+        population=2 * PER_CORE * cores, length=LENGTH, noise=NOISE, learning_rate=STEP,
+        seconds=seconds,
+    )  # fmt: skip
 
 
 def main() -> None:

@@ -12,16 +12,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from jobs import BENCH, on_cores
 from report import metrics_of, say
 
 import gmi_drl
 from gmi_drl import runtime
 from gmi_drl.launcher.start.preload import PRELOAD
 
-BENCH = Path(__file__).resolve().parent
 Rates = dict[str, float]
 _barrier: Any = None  # in a process of `at_once`: the barrier
 
@@ -52,20 +51,19 @@ def launched(config: Mapping[str, Any], warmup: int = 1) -> Rates:
     return rates
 
 
-def answer_of(command: Sequence[str]) -> Rates:
-    """Runs a peer's script, and returns the JSON line that it ends with."""
+def ask_peer(
+    script: str,
+    *,
+    python: str = sys.executable,
+    cores: Sequence[int] | None = None,
+    **settings: Any,
+) -> Rates:
+    """Runs a script of bench/peers with these settings; returns the JSON line that it ends with."""
+    command = on_cores(cores, [python, str(BENCH / "peers" / script), json.dumps(settings)])
     completed = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if completed.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{completed.stderr[-2000:]}")
     return json.loads(completed.stdout.splitlines()[-1])
-
-
-def peer(config: Mapping[str, Any], iterations: int, warmup: int, processes: int) -> Rates:
-    """Measures the same by bench/peers/two_process.py."""
-    return answer_of([
-        sys.executable, str(BENCH / "peers" / "two_process.py"), "--config", json.dumps(config),
-        "--iterations", str(iterations), "--warmup", str(warmup), "--processes", str(processes),
-    ])  # fmt: skip
 
 
 def in_turn(entries: Mapping[str, Callable[[], Rates]], rounds: int) -> dict[str, list[Rates]]:

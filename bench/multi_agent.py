@@ -24,10 +24,8 @@ Run it on a machine that does nothing else. `speed` needs ray[rllib].
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -35,7 +33,7 @@ from typing import Any, Final
 
 import numpy as np
 import yaml
-from modes import BENCH, Rates, answer_of, at_once, column, in_turn, launched, meet_others
+from modes import Rates, ask_peer, at_once, column, in_turn, launched, meet_others
 from report import emit_median, emit_pairs, parser, say
 
 import gmi_drl
@@ -149,13 +147,6 @@ def ours(seconds: float) -> Rates:
     return launched(job)
 
 
-def rllib(seconds: float) -> Rates:
-    """Measures RLlib, by bench/peers/rllib_multi_agent.py."""
-    script = str(BENCH / "peers" / "rllib_multi_agent.py")
-    command = [sys.executable, script, "--config", json.dumps(config()), "--seconds", str(seconds)]
-    return answer_of(command)
-
-
 def bare(seconds: float) -> Rates:
     """Measures the environments alone, with actions at random."""
     return {"steps_per_s": at_once(_step_alone, len(os.sched_getaffinity(0)), seconds)}
@@ -181,8 +172,8 @@ def _step_alone(seconds: float) -> float:
 def speed(rounds: int, seconds: float) -> None:
     """Measures all sides in turn."""
     sides = {
-        "ours": lambda: ours(seconds), "rllib": lambda: rllib(seconds),
-        "bare": lambda: bare(seconds),
+        "ours": lambda: ours(seconds), "bare": lambda: bare(seconds),
+        "rllib": lambda: ask_peer("rllib_multi_agent.py", config=config(), seconds=seconds),
     }  # fmt: skip
     speeds = column(in_turn(sides, rounds), "steps_per_s")
     emit_pairs(

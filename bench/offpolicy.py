@@ -25,15 +25,14 @@ Run it on a machine that does nothing else; `--python` is an interpreter that ha
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
-from jobs import on_cores
-from modes import BENCH, Rates, answer_of, column, in_turn, launched, lines_of
+from modes import Rates, ask_peer, column, in_turn, launched, lines_of
 from report import emit_pairs, parser, say
 
 from gmi_drl import runtime
@@ -89,13 +88,11 @@ def ours(
 def peer(python: str, task: str, cores: Sequence[int]) -> Callable[[], Rates]:
     """Returns a function that runs the same in Stable-Baselines3, a thread for each of `cores`."""
     name, env, net, batch, steps = TASKS[task]
-    command = [
-        python, str(BENCH / "peers" / "sb3_off_policy.py"), f"--algorithm={name}", f"--env={env}",
-        f"--num-env={NUM_ENV}", f"--horizon={HORIZON}", "--net", *map(str, net),
-        f"--batch={batch}", f"--start={START}", f"--steps={steps}", f"--threads={len(cores)}",
-    ]  # fmt: skip
-
-    return lambda: answer_of(on_cores(cores, command))
+    return partial(
+        ask_peer, "sb3_off_policy.py", python=python, cores=cores, algorithm=name, env=env,
+        num_env=NUM_ENV, horizon=HORIZON, net=net, batch=batch, start=START, steps=steps,
+        threads=len(cores),
+    )  # fmt: skip
 
 
 def measure(python: str, task: str, rows: Sequence[str], rounds: int) -> None:
@@ -181,12 +178,11 @@ def measure_to_return(seeds: int) -> None:
 def measure_apex(python: str, rounds: int, seconds: float) -> None:
     """Measures row apex."""
     config = apex_config()
-    command = [
-        python, str(BENCH / "peers" / "rllib_dqn.py"), "--config", json.dumps(config),
-        "--workers=1", f"--seconds={seconds}",
-    ]  # fmt: skip
-
-    ways = {"ours": lambda: launched(config, APEX_WARMUP), "rllib": lambda: answer_of(command)}
+    asked = {"config": config, "workers": 1, "seconds": seconds}
+    ways = {
+        "ours": partial(launched, config, APEX_WARMUP),
+        "rllib": partial(ask_peer, "rllib_dqn.py", python=python, **asked),
+    }
     results = in_turn(ways, rounds)
     updates = statistics.median(run["updates_per_step"] for run in results["rllib"])
     emit_pairs(

@@ -12,8 +12,9 @@ Run it on a machine that does nothing else. `--python` is an interpreter that ha
 from __future__ import annotations
 
 import sys
+from functools import partial
 
-from modes import BENCH, answer_of, column, in_turn, launched
+from modes import ask_peer, column, in_turn, launched
 from report import emit_pairs, parser
 from threads import config_of
 
@@ -22,10 +23,10 @@ from gmi_drl import runtime
 
 def main() -> None:
     options = parser(__doc__, rounds=5, python=sys.executable).parse_args()
-    command = [options.python, str(BENCH / "peers" / "sb3_recurrent.py"), "--threads"]
+    sb3 = partial(ask_peer, "sb3_recurrent.py", python=options.python, steps=10_240)
     ways = {
         "two": lambda: launched(config_of("lstm_cartpole", [0, 1])),
-        "sb3 1": lambda: answer_of([*command, "1"]), "sb3 2": lambda: answer_of([*command, "2"]),
+        "sb3 1": partial(sb3, threads=1), "sb3 2": partial(sb3, threads=2),
     }  # fmt: skip
     rates = column(in_turn(ways, options.rounds), "steps_per_s")
     best = list(map(max, rates["sb3 1"], rates["sb3 2"]))

@@ -19,6 +19,7 @@ import time
 from collections import deque
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -86,6 +87,11 @@ class Settings:
             if value != item.default:
                 flags.append(f"--{item.name.replace('_', '-')}={value}")
         return flags
+
+
+def asked() -> SimpleNamespace:
+    """Returns the settings that `ask_peer` has given this script."""
+    return SimpleNamespace(**json.loads(sys.argv[1]))
 
 
 def parse(vecs: tuple[str, ...], what: str | None) -> Settings:

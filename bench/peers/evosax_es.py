@@ -8,30 +8,21 @@ that has evosax.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import time
 from importlib import metadata
 
+from _job import asked
 from pool_worker import Seen, begin, numel_of, play, sizes_of
 
 
 def main() -> None:
-    """Measures for --seconds from the end of the first round on."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--environment", required=True)
-    parser.add_argument("--hidden", type=int, nargs="*", default=[])
-    parser.add_argument("--cores", type=int, required=True)
-    parser.add_argument("--population", type=int, required=True)
-    parser.add_argument("--length", type=int, required=True, help="steps of an episode")
-    parser.add_argument("--noise", type=float, required=True)
-    parser.add_argument("--learning-rate", type=float, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
-    options = parser.parse_args()
+    """Measures for some seconds from the end of the first round on."""
+    options = asked()
     sizes = sizes_of(options.environment, options.hidden)
     seen, context = Seen(sizes[0]), multiprocessing.get_context("spawn")
-    with context.Pool(options.cores, begin, (options.environment, sizes)) as pool:
+    with context.Pool(options.workers, begin, (options.environment, sizes)) as pool:
         print(json.dumps(measured(pool, numel_of(sizes), seen, options)), flush=True)
 
 

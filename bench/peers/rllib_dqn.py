@@ -2,18 +2,19 @@
 """Trains RLlib's DQN on prioritised transitions as one of our configs says, timed.
 
 Prints one JSON line: environment steps a second, after the first updates; the updates of a step,
-as they were counted; and the parameters of the network that learns. `--workers` env runners sample
+as they were counted; and the parameters of the network that learns. `workers` env runners sample
 in processes of their own, each with the config's `num_env`; the learner is in the driver, as is
 RLlib's default. They share all cores that the process may use.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import time
 from typing import Any
+
+from _job import asked
 
 _WARMUP = 4  # iterations
 
@@ -70,12 +71,8 @@ def _counts(result: dict[str, Any]) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Trains for --seconds, and prints the rates."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--config", type=json.loads, required=True)
-    parser.add_argument("--workers", type=int, required=True)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    options = parser.parse_args()
+    """Trains for some seconds, and prints the rates."""
+    options = asked()
     agent = algorithm(options.config, options.workers)
     for _ in range(_WARMUP):
         counts_before = _counts(agent.train())

@@ -9,13 +9,14 @@ learner is in the driver, as is RLlib's default.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import logging
 import os
 import time
 from typing import Any
+
+from _job import asked
 
 
 def algorithm(config: dict[str, Any]) -> Any:
@@ -66,11 +67,8 @@ def _steps(result: dict[str, Any]) -> int:
 
 
 def main() -> None:
-    """Trains for --seconds, and prints the rate."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--config", type=json.loads, required=True)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    options = parser.parse_args()
+    """Trains for some seconds, and prints the rate."""
+    options = asked()
     built = algorithm(options.config)
     steps_before = _steps(built.train())
     began, steps = time.perf_counter(), steps_before

@@ -1,31 +1,22 @@
 """Trains SAC, TD3 or DQN of Stable-Baselines3; prints one JSON line with its steps a second.
 
-It samples so many steps of each environment, and then takes one update for each of these steps.
+It samples `horizon` steps of each environment, and then takes one update for each of these steps.
+`steps` are timed, after `start` before the first update.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 
 import torch
+from _job import asked
 from stable_baselines3 import DQN, SAC, TD3
 from stable_baselines3.common.env_util import make_vec_env
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--algorithm", choices=("sac", "td3", "dqn"), required=True)
-    parser.add_argument("--env", required=True)
-    parser.add_argument("--num-env", type=int, required=True)
-    parser.add_argument("--horizon", type=int, required=True)
-    parser.add_argument("--net", type=int, nargs="+", required=True)
-    parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--start", type=int, required=True, help="steps before the first update")
-    parser.add_argument("--steps", type=int, required=True, help="that are timed, after these")
-    parser.add_argument("--threads", type=int, required=True)
-    options = parser.parse_args()
+    options = asked()
     torch.set_num_threads(options.threads)
     kind = {"sac": SAC, "td3": TD3, "dqn": DQN}[options.algorithm]
     env = make_vec_env(options.env, n_envs=options.num_env, seed=0)

@@ -6,13 +6,13 @@ hidden layer before it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 
 import gymnasium
 import numpy as np
 import torch
+from _job import asked
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -32,10 +32,7 @@ class Hidden(gymnasium.ObservationWrapper):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=10_240)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
+    options = asked()
     torch.set_num_threads(options.threads)
     env = DummyVecEnv([lambda: Hidden(gymnasium.make("CartPole-v1"))] * 8)
     agent = RecurrentPPO(

@@ -2,14 +2,13 @@
 
 Same environments, policy, segments and loss as the system under test, so that what differs is how
 the two are joined: segments are pickled into a bounded queue, parameters go back through another
-one that holds the newest. With `--processes 1` one process does both, in turn.
+one that holds the newest. If `processes` is 1 one process does both, in turn.
 
 Prints one JSON line: predictions and training samples a second, after the warm-up.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import multiprocessing
@@ -19,15 +18,12 @@ import time
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from _job import asked
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", required=True, help="the JSON of a gmi-drl config, mode async")
-    parser.add_argument("--iterations", type=int, required=True)
-    parser.add_argument("--warmup", type=int, required=True)
-    parser.add_argument("--processes", type=int, choices=(1, 2), default=2)
-    options = parser.parse_args()
-    config = json.loads(options.config)
+    options = asked()
+    config = options.config  # of gmi-drl, mode async
     cores = sorted(os.sched_getaffinity(0))
     if options.processes == 1:
         print(json.dumps(_alone(config, options.iterations, options.warmup, cores)), flush=True)

@@ -27,7 +27,6 @@ import argparse
 import functools
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -225,9 +224,7 @@ def measure(row: str, options: argparse.Namespace) -> None:
     _, num_env, horizon = parse_row(row)
 
     def child(side: str) -> Rates:
-        with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
-            command = [__file__, "--side", side, "--rows", row, "--seconds", str(options.seconds)]
-            reply = ask(command, Path(folder))
+        reply = ask(__file__, "--side", side, "--rows", row, "--seconds", str(options.seconds))
         if "error" in reply:
             raise SystemExit(f"{row} failed on {side}: {reply['error']}")
         return reply["found"]
@@ -250,11 +247,10 @@ def main() -> None:
     options_of = parser(__doc__, rounds=5)
     options_of.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     options_of.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
-    options_of.add_argument("--side", choices=SIDES, help="it alone, which answers in --out")
-    options_of.add_argument("--out", type=Path)
+    options_of.add_argument("--side", choices=SIDES, help="it alone, whose answer is printed")
     options = options_of.parse_args()
     if options.side:
-        answer(lambda: SIDES[options.side](options.rows[0], options.seconds), options.out)
+        answer(lambda: SIDES[options.side](options.rows[0], options.seconds))
         return
     for row in options.rows:
         measure(row, options)

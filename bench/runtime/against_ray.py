@@ -39,10 +39,9 @@ def measure_here(side: Side, row: str) -> dict[str, float]:
         return measure(side)
 
 
-def measure_in_child(side: Side, row: str, folder: Path) -> dict[str, Any]:
+def measure_in_child(side: Side, row: str) -> dict[str, Any]:
     """Returns the same from a fresh process."""
-    command = [__file__, "--side", side.name, "--rows", row]
-    return ask(command + ["--quick"] * side.quick, folder)
+    return ask(__file__, "--side", side.name, "--rows", row, *["--quick"] * side.quick)
 
 
 def main() -> None:
@@ -51,12 +50,11 @@ def main() -> None:
     add("--rows", nargs="+", default=list(rows.NAMES), metavar="ROW")
     add("--quick", action="store_true", help="small numbers: a smoke test")
     add("--sides", nargs="+", choices=SIDES, default=list(SIDES))
-    add("--side", choices=SIDES, help="one row, in this process, which answers in the file --out")
-    add("--out", type=Path)
+    add("--side", choices=SIDES, help="one row, in this process, whose answer is printed")
     options = options_of.parse_args()
     if options.side is not None:
         side = Side(options.side, options.quick)
-        answer(lambda: measure_here(side, options.rows[0]), options.out)
+        answer(lambda: measure_here(side, options.rows[0]))
         return
     for row in options.rows:
         rows.find(row)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from report import emit, ratios_of, say
@@ -19,22 +17,21 @@ def compare(
     names: Sequence[str],
     sides: Sequence[Side],
     rounds: int,
-    measure: Callable[[Side, str, Path], Answer],
+    measure: Callable[[Side, str], Answer],
 ) -> None:
     """Measures every row on every side in turn, round after round, and emits what was found.
 
     The rows of a smoke test are only printed: its numbers are too small to keep.
     """
     answers: dict[tuple[str, str], list[Answer]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(rounds):
-            for row in names:
-                for side in sides if number % 2 == 0 else reversed(sides):
-                    say(f"round {number + 1}/{rounds}  {row}  {side.name}")
-                    answer = measure(side, row, Path(folder))
-                    if "error" in answer:
-                        say(f"    {row} fails on {side.name}: {answer['error']}")
-                    answers.setdefault((row, side.name), []).append(answer)
+    for number in range(rounds):
+        for row in names:
+            for side in sides if number % 2 == 0 else reversed(sides):
+                say(f"round {number + 1}/{rounds}  {row}  {side.name}")
+                answer = measure(side, row)
+                if "error" in answer:
+                    say(f"    {row} fails on {side.name}: {answer['error']}")
+                answers.setdefault((row, side.name), []).append(answer)
     for row in names:
         ours, peer = answers.get((row, "ours"), []), answers.get((row, "ray"), [])
         _report_row(row, ours, peer, keep=not sides[0].quick)

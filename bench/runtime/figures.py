@@ -14,7 +14,6 @@ Pictures go to docs/runtime/, results to bench/results/runtime_figures/. Needs t
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +31,16 @@ def measure(figure: Figure, rounds: int, quick: bool) -> tuple[Curves, list[str]
     """Measures the curves of a figure; returns also the errors of the parts that failed."""
     series: list[Series] = []
     errors = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(rounds):
-            for part in figure.parts:
-                say(f"round {number + 1}/{rounds}  figure {figure.number}  {part}")
-                command = [__file__, "--figures", figure.number, "--part", part]
-                result = ask(command + ["--quick"] * quick, Path(folder))
-                if "error" in result:
-                    errors.append(f"{part}: {result['error']}")
-                    say(f"    fails: {result['error']}")
-                else:
-                    series.append(result["found"])
+    for number in range(rounds):
+        for part in figure.parts:
+            say(f"round {number + 1}/{rounds}  figure {figure.number}  {part}")
+            command = [__file__, "--figures", figure.number, "--part", part]
+            result = ask(*command, *["--quick"] * quick)
+            if "error" in result:
+                errors.append(f"{part}: {result['error']}")
+                say(f"    fails: {result['error']}")
+            else:
+                series.append(result["found"])
     return merge(series), errors
 
 
@@ -78,12 +76,11 @@ def main() -> None:
     add("--figures", nargs="+", default=list(paper.MODULES), metavar="NUMBER")
     add("--quick", action="store_true", help="small numbers: nothing is kept")
     add("--pictures", type=Path, help="where they go (docs/runtime)")
-    add("--part", help="one part, in a process of its own, which answers in the file --out")
-    add("--out", type=Path)
+    add("--part", help="one part, in this process, whose answer is printed")
     options = options_of.parse_args()
     figures = [paper.find(number) for number in options.figures]
     if options.part is not None:
-        answer(lambda: figures[0].parts[options.part](options.quick), options.out)
+        answer(lambda: figures[0].parts[options.part](options.quick))
         return
     pictures = options.pictures or (None if options.quick else _PICTURES)
     for figure in figures:
