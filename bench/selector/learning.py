@@ -61,7 +61,7 @@ from gmi_drl.errors import GmiDrlError
 from gmi_drl.launcher.plan.planning import find_devices
 from gmi_drl.placement import load_config
 from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit, shape_text
-from gmi_drl.selector.tune.keep import Update, update_of
+from gmi_drl.selector.tune.keep import update_of
 from gmi_drl.selector.tune.space import config_of
 from gmi_drl.selector.tune.tuning import tune
 
@@ -123,20 +123,21 @@ def shape_of(config: Config) -> dict[str, int]:
     }
 
 
-def grid_of(given: Config) -> dict[str, Config]:
-    """Returns the grid's configs without the one as given, each as the tuner would write it."""
+def resized(given: Config, gmis: int, num_env: int, grown: bool) -> Config:
+    """Returns a config with other sizes, as the tuner would write it."""
     config = load_config(given)
-    topology = find_devices(config)
-    configs = {}
-    for shape, (gmis, num_env, grown) in GRID.items():
-        if shape != GIVEN_SHAPE:
-            update = update_of(config, topology, gmis, num_env, grown=grown)
-            assert isinstance(update, Update), update  # else the grid asks for too much
-            split = DeviceSplit(gmis, "cpu", grown=grown)
-            sizes = (num_env, update.horizon, update.samples, update.changes)
-            candidate_config = config_of(config, Candidate(split, *sizes))
-            configs[way_of(shape)] = candidate_config.model_dump(mode="json", exclude_unset=True)
-    return configs
+    update = update_of(config, find_devices(config), gmis, num_env, grown=grown)
+    sizes = (num_env, update.horizon, update.samples, update.changes)
+    candidate = Candidate(DeviceSplit(gmis, "cpu", grown=grown), *sizes)
+    return config_of(config, candidate).model_dump(mode="json", exclude_unset=True)
+
+
+def grid_of(given: Config) -> dict[str, Config]:
+    """Returns the grid's configs without the one as given."""
+    return {
+        way_of(shape): resized(given, *sizes)
+        for shape, sizes in GRID.items() if shape != GIVEN_SHAPE
+    }  # fmt: skip
 
 
 def changed(config: Config, **sections: Mapping[str, Any]) -> dict[str, Any]:
