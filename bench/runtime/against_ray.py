@@ -80,7 +80,8 @@ def _report_row(row: str, ours: list[Answer], peer: list[Answer], *, keep: bool)
             "runtime_against_ray", f"{row}/{kind}", value=_median(values), unit=unit,
             peer=_median(peers), ratio=statistics.median(ratios) if ratios else None,
             repeats=len(ours) or len(peer), spread=_range(values), peer_spread=_range(peers),
-            peer_name=f"ray {version('ray')}" if peer else None, num_cpus=NUM_CPUS, dry=not keep, **errors,
+            peer_name=f"ray {version('ray')}" if peer else None, num_cpus=NUM_CPUS,
+            dry=not keep, **errors,
         )  # fmt: skip
 
 

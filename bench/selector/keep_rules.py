@@ -23,15 +23,11 @@ from typing import Any, Final
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # last: it has a learning.py, too
 
-from learning import TASKS, changed, given_of, shape_of
+from learning import TASKS, changed, given_of, resized, shape_of
 from modes import lines_of
 from report import emit_median, parser, say, spread_of
 
-from gmi_drl.launcher.plan.planning import find_devices
 from gmi_drl.placement import load_config
-from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit
-from gmi_drl.selector.tune.keep import update_of
-from gmi_drl.selector.tune.space import config_of
 
 GIVEN: Final = "given"
 TIMES: Final = 4
@@ -48,13 +44,8 @@ def configs_of(given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Returns the config as given, and that of each rule with more environments."""
     configs = {GIVEN: given}
     for name, (keep, grown) in RULES.items():
-        config = load_config(changed(given, tune={"keep": keep}))
-        num_env, topology = TIMES * config.env.num_env, find_devices(config)
-        update = update_of(config, topology, 1, num_env, grown=grown)
-        split = DeviceSplit(1, "cpu", grown=grown)
-        sizes = (num_env, update.horizon, update.samples, update.changes)
-        rule_config = config_of(config, Candidate(split, *sizes))
-        configs[name] = rule_config.model_dump(mode="json", exclude_unset=True)
+        num_env = TIMES * given["env"]["num_env"]
+        configs[name] = resized(changed(given, tune={"keep": keep}), 1, num_env, grown)
     grown_config = configs["update, grown"]
     clip = load_config(grown_config).algorithm.clip
     for name, times in CLIPS.items():
