@@ -266,6 +266,22 @@ def test_cells_survive_a_new_start_and_the_newest_of_a_seed_counts(tmp_path):
     assert evaluations(Cells(cells.path).of("Ant-v5", "ours")) == [5.0, 7.0, 9.0]
 
 
+def test_ppo_with_an_lstm_is_compared_with_the_better_of_both_peers(monkeypatch):
+    import recurrent
+
+    rows = []
+    monkeypatch.chdir(BENCH.parent)
+    monkeypatch.setattr(sys, "argv", ["recurrent.py", "--rounds", "2"])
+    monkeypatch.setattr(recurrent, "launched", lambda config: {"steps_per_s": 6.0})
+    speeds = {1: 2.0, 2: 3.0}  # by threads
+    monkeypatch.setattr(
+        recurrent, "ask_peer", lambda script, **asked: {"steps_per_s": speeds[asked["threads"]]}
+    )
+    monkeypatch.setattr(recurrent, "emit_pairs", lambda *row: rows.append(row))
+    recurrent.main()
+    assert rows == [("recurrent", "lstm_cartpole/sb3", "steps/s", [6.0, 6.0], [3.0, 3.0])]
+
+
 def test_a_long_curve_is_thinned_and_keeps_its_end():
     from cells import thinned
 
