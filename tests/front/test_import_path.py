@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gmi_drl.launcher.plan.planning import numel_of
+from gmi_drl.launcher.plan.planning import _with_path, numel_of
 from gmi_drl.placement import Topology, load_config, tcg_ex
 from gmi_drl.roles.loading import importable
 from gmi_drl.roles.role.host import GmiHost
@@ -49,5 +49,5 @@ def test_a_gmi_finds_it_first(folders):
 def test_who_asks_for_the_size_finds_it_first(folders):
     config = load_config({"version": 1, "env": {"id": "CartPole-v1"}})
     layout, path = tcg_ex(Topology.from_cores([0]), 1, 1), [str(folders / "beside"), *sys.path]
-    numel_of(config, layout, f"{NAME}:Holistic", path)
+    _with_path(path, numel_of, config, layout, f"{NAME}:Holistic")
     assert found() == "beside"
