@@ -256,14 +256,15 @@ async def arrival(slots: Sequence[Slot]) -> None:
 
 def unwant(slots: Sequence[Slot]) -> None:
     """Tells the runtime which of these are not waited for any more, by any thread."""
-    left = [slot for slot in slots if not slot.done and not slot.is_watched]
+    left = [slot for slot in slots if not slot.state and not slot.is_watched]
     if left and current is not None:
         current.unwant(left)
 
 
 def seconds(timeout: timedelta | float | None) -> float | None:
     """Returns a timeout in seconds; None stays None."""
-    if timeout is None or isinstance(timeout, int | float | Real):  # the ABC is the slowest
+    # Not by `|`, which makes a new union at each call. The ABC is the slowest.
+    if timeout is None or isinstance(timeout, (float, int, Real)):
         return timeout
     if isinstance(timeout, timedelta):
         return timeout.total_seconds()
@@ -342,8 +343,9 @@ def get_values(refs: Sequence[ObjectRef], timeout: timedelta | float | None) -> 
         current.want(absent, True)
     try:
         return [_get(ref.slot, deadline_s, limit_s) for ref in refs]
-    finally:
+    except BaseException:
         unwant(absent)  # those behind one that has failed, or is late
+        raise
 
 
 def get_value(ref: ObjectRef, timeout: timedelta | float | None = None) -> Any:
@@ -358,10 +360,12 @@ def _get(slot: Slot, deadline_s: float | None, limit_s: float | None) -> Any:
         gate = Gate(1)
         if not slot.watch(gate.arrived, here=True):
             break
+        is_open = False
         try:
             is_open = _block(gate, left_s)
         finally:
-            slot.unwatch(gate.arrived)
+            if not is_open:
+                slot.unwatch(gate.arrived)
         if not is_open:
             if limit_s is None or current is None:
                 raise NotRunningError(f"the runtime has ended before {slot.call} had answered.")

@@ -73,13 +73,12 @@ class TaskSpec:
 
     def packed(self) -> bytes:
         """Returns its pickled fields; `retry_exceptions` are packed, as not all can import them."""
-        *others, options, demand, submitted_s = self.fields()
-        classes = getattr(options, "retry_exceptions", False)
+        sent, classes = self, getattr(self.options, "retry_exceptions", False)
         if isinstance(classes, tuple):
             packed = packing.pack_plain(classes, f"the retry_exceptions of {self.name}")
-            options = copy.copy(options)
-            object.__setattr__(options, "retry_exceptions", packed)  # no user's, to be checked
-        return pickle.dumps((*others, options, demand, submitted_s), 5)
+            sent = dataclasses.replace(self, options=copy.copy(self.options))
+            object.__setattr__(sent.options, "retry_exceptions", packed)  # no user's, to be checked
+        return pickle.dumps(sent.fields(), 5)
 
     def unpack_options(self) -> None:
         """Unpacks `retry_exceptions`; ValueError if this process cannot import them."""
