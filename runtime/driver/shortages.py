@@ -41,9 +41,10 @@ class Shortages:
             subject = self._tasks.get(entry.task)
         else:
             subject = self._actors.get(entry.actor)
-        total, free = self._scheduler.resources()
+        resources = entry.local.resources  # of the device where it waits
+        total, free = to_amounts(resources.total), to_amounts(resources.free)
         wanted = to_amounts(dict(demand.units))
-        there = ", ".join(f"{free.get(name, 0):g} of {total[name]:g} {name}" for name in wanted)
+        there = ", ".join(f"{max(0, free[name]):g} of {total[name]:g} {name}" for name in wanted)
         print(
             f"gmi-drl: {subject.name if subject else 'a call'} waits for {wanted}: {there} are "
             "free, and actors hold the others for as long as they live. End one of them, let them "

@@ -37,11 +37,11 @@ class DeviceResources:
 
     `free` goes below zero only for CPU (and places for small tasks), when a blocked task goes on,
     or runs a child of its own though an actor took the CPU it lent. `fixed` is what running
-    tasks will not release: held by actors, or kept by blocked tasks. `lent_cpu` is what blocked
-    tasks have lent.
+    tasks will not release: held by actors, or kept by blocked tasks. `for_life` is what actors
+    have, though they may lend it. `lent_cpu` is what blocked tasks have lent.
     """
 
-    __slots__ = ("cpus", "fixed", "free", "lent_cpu", "total")
+    __slots__ = ("cpus", "fixed", "for_life", "free", "lent_cpu", "total")
 
     def __init__(self, resources: Mapping[str, float]) -> None:
         self.total = to_units(resources)
@@ -49,6 +49,7 @@ class DeviceResources:
         self.total[SLOT] = SLOTS_PER_CPU * self.cpus
         self.free = dict(self.total)
         self.fixed = dict.fromkeys(self.total, 0)
+        self.for_life = dict.fromkeys(self.total, 0)
         self.lent_cpu = 0
 
     def fits(self, demand: Demand) -> bool:
@@ -82,6 +83,13 @@ class DeviceResources:
             total.get(CPU, 0) - fixed.get(CPU, 0) - self.lent_cpu >= demand.cpu
         )
 
+    def waits_for_actors(self, demand: Demand) -> bool:
+        """Tells whether a demand will fit only once actors have ended."""
+        total, for_life = self.total, self.for_life
+        return not self.will_come(demand) and any(
+            total.get(name, 0) - for_life.get(name, 0) < units for name, units in demand.units
+        )
+
     def overdrawn(self, demand: Demand) -> bool:
         free = self.free
         for name, _ in demand.lent:  # noqa: SIM110
@@ -103,11 +111,13 @@ class DeviceResources:
         self.take(demand)
         for name, units in demand.units:
             self.fixed[name] += units
+            self.for_life[name] += units
 
     def give_for_good(self, demand: Demand) -> None:
         self.give(demand)
         for name, units in demand.units:
             self.fixed[name] -= units
+            self.for_life[name] -= units
 
     def lend(self, demand: Demand, sign: int = 1) -> None:
         """Lends a demand's CPUs while its holder waits in get(), or (`sign` -1) takes them back."""

@@ -84,7 +84,7 @@ class Scheduler:
             line.demand: line.head
             for local in self._locals.values()
             for line in local.queue.active.values()
-            if not local.resources.will_come(line.demand)
+            if local.resources.waits_for_actors(line.demand)
         }
 
     def queued(self, device: int) -> set[Id]:

@@ -533,3 +533,20 @@ def test_a_lost_worker_leaves_nothing_behind():
     assert bench.tell(Finished(task, lost, 1.0)) == []  # not by the one that was lost
     bench.finish(task)
     assert bench.of(0)["free"] == {"CPU": 1.0, "GPU": 1.0}
+
+
+def test_who_waits_for_actors_is_told_from_who_waits_for_tasks_that_wait():
+    bench = Bench({0: {"CPU": 2, "GPU": 1}})
+    on_gpu = bench.submit(demand={"CPU": 1.0, "GPU": 1.0})
+    bench.tell(Blocked(bench.ran_on[on_gpu]))  # it keeps its GPU, and takes its CPU back
+    behind = bench.submit(demand={"CPU": 1.0, "GPU": 1.0})
+    bench.tell(ActorSubmitted("both CPUs", 0, {"CPU": 2.0}))
+    assert bench.of(0)["queued"] == 2
+    assert bench.scheduler.wait_for_actors() == {}
+    bench.tell(Unblocked(bench.ran_on[on_gpu]))
+    bench.finish(on_gpu)
+    bench.finish(behind)
+    bench.tell(ActorSubmitted("GPU", 0, {"CPU": 0.0, "GPU": 1.0}))
+    task = bench.submit(demand={"CPU": 0.0, "GPU": 1.0})
+    heads = bench.scheduler.wait_for_actors().values()
+    assert [getattr(head, "task", "actor") for head in heads] == [task]
