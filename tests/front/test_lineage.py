@@ -240,8 +240,8 @@ def test_versions_that_are_undone_and_flushed(tmp_path, monkeypatch):
         ).fetchone()
         assert all(reader.policy(Version(first, n)).undone for n in range(back + 1, last + 1))
         again = reader.policy(reader.find(f"policy@{back + 1}"))
-        before = (first if back else second, back)
-        assert (again.version, again.previous) == ((second, back + 1), before)
+        before = Version(first if back else second, back)
+        assert (again.version, again.previous) == (Version(second, back + 1), before)
         assert again.restored.endswith(f"iteration_{back:06d}" if back else "")
     words = [f"run.total_steps={60 * HORIZON * NUM_ENV}", "run.lineage=16"]
     launch(resume=folder, overrides=words, roles=roles)
@@ -250,7 +250,7 @@ def test_versions_that_are_undone_and_flushed(tmp_path, monkeypatch):
         reader = PolicyReader(store)
         assert 16 <= count < 60
         assert len(list(reader.chain())) == count
-        assert reader.policy(reader.find("policy@60")).version == (second + 1, 60)
+        assert reader.policy(reader.find("policy@60")).version == Version(second + 1, 60)
         for text in ("policy@9", "policy@30"):
             with pytest.raises(GcsError, match=rf"{text}: flushed.*run\.lineage.*from policy@"):
                 reader.find(text)

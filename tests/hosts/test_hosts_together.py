@@ -28,7 +28,6 @@ from gmi_drl.report.timeline import Timeline
 from host_launches import ADDRESSES, CORES, Intruder, launched, launched_here, ports
 from run_files import assert_close, metrics
 
-pytestmark = pytest.mark.usefixtures("warm")
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "hosts").glob("*.yaml"))
 
 
