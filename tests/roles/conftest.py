@@ -25,9 +25,13 @@ def two_threads():
     torch.set_num_threads(before)
 
 
+def _begin():
+    runtime.init((*PRELOAD, "gmi_drl.rl"))
+
+
 @pytest.fixture(scope="module")
 def _rl_runtime():
-    runtime.init((*PRELOAD, "gmi_drl.rl"))
+    _begin()
     yield
     runtime.shutdown()
 
@@ -38,5 +42,7 @@ def rl_runtime(_rl_runtime):
 
     Evaluators end with their handles, and so with the test.
     """
+    if not runtime.is_initialized():  # a test before this one has ended it
+        _begin()
     yield
     gc.collect()
