@@ -282,12 +282,13 @@ def async_updates(group, name="impala", minibatches=1):
     publisher = PublishedPolicy(learner.parameters, normalizers)
     published = torch.empty(publisher.numel)
     publisher.write(published)
+    moments = state["value_normalizer"]["moments"]  # the last ones published, as float64
     found = {
-        "published": published,
+        "published": published[: -moments.nbytes // 4],
         "first moment": adam["exp_avg"],
         "second moment": adam["exp_avg_sq"],
         "observations": state["observation_normalizer"]["moments"],
-        "targets": state["value_normalizer"]["moments"],
+        "targets": moments,
         "stats": torch.tensor(list(stats.values())),
     }
     return {name: value.numpy() for name, value in found.items()}
