@@ -191,7 +191,8 @@ def test_check_refuses_a_folder_that_no_run_can_be_written_to(config, tmp_path, 
     folder = tmp_path / "file" / "runs"
     assert main.main(["check", str(config), "--set", f"run.folder={folder}"]) == 1
     told = " ".join(capsys.readouterr().err.split())  # without the ends of lines
-    assert f"run.folder='{folder}'; {tmp_path / 'file'} cannot be written to" in told
+    assert "run.folder='" in told  # long paths are shown in part
+    assert f"; {tmp_path / 'file'} cannot be written to" in told
 
 
 def test_what_a_faulty_module_says_is_quoted_printably(config, capsys):
