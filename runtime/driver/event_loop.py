@@ -87,8 +87,8 @@ class EventLoop:
             for result in results:
                 then(result)
 
-        self.post(start)
         try:
+            self.post(start)
             while not gate.wait(1.0):
                 if not self.running:
                     raise ActorRuntimeError("the runtime was shut down")

@@ -397,6 +397,24 @@ def test_a_put_that_is_interrupted_while_it_waits_for_room_takes_none(small, mon
     bodies.until(lambda: not small.objects.store.used_bytes, "memory free")
 
 
+def test_a_put_that_is_interrupted_as_it_asks_for_room_takes_none(small, monkeypatch):
+    view = runtime.get(runtime.put(np.ones(3 * MIB)), LONG)
+    post = small.loop.post
+
+    def interrupted(command, *args):
+        post(command, *args)
+        small.loop.post = post
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(room_requests, "PINNED_S", 3600.0)
+    monkeypatch.setattr(small.loop, "post", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runtime.put(np.ones(3 * MIB))
+    assert view.all()
+    del view
+    bodies.until(lambda: small.post(int) or not small.objects.store.used_bytes, "memory free")
+
+
 def test_memory_that_nobody_uses_any_more_is_given_back(stopped, monkeypatch):
     monkeypatch.setattr(trimmer, "_KEPT", 8 * MIB)
     runtime.init(num_cpus=1, object_store_bytes=128 * MIB)
