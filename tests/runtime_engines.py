@@ -137,8 +137,7 @@ DIFFERENT = {
     },
     "test_nested.py": {
         "test_a_blocked_task_lends_its_cpu_to_those_that_were_there_before": LENT,
-        "test_a_task_that_goes_on_after_wait_counts_as_running_again": LOOKS,
-        "test_a_task_goes_on_behind_get_that_has_raised_and_counts_as_running_again": LOOKS,
+        "test_a_task_that_no_longer_waits_for_all_counts_as_running_again": LOOKS,
         "test_threads_of_an_actor_wait_each_for_their_own": LOOKS,
         "test_a_task_after_one_that_was_cancelled_while_it_waited_lends_its_cpu": LOOKS,
         "test_an_async_actor_that_waits_no_longer_counts_as_running_again": LOOKS,

@@ -88,7 +88,7 @@ class _WithFigures(Section):
 
 
 class TaskCosts(_WithFigures):
-    """What one environment costs on the device."""
+    """Says what one environment costs on the device."""
 
     adapter: str
     """as env.adapter."""
@@ -103,7 +103,7 @@ class TaskCosts(_WithFigures):
 
 
 class Figures(_WithFigures):
-    """What a device, a host and the network do.
+    """Says how fast a device, a host and the network are.
 
     The last two groups may be absent: a machine of one GPU has no links within it, and one whose
     network is not described is one host.

@@ -61,29 +61,19 @@ def test_waiting_in_a_task_gives_what_is_ready_and_lets_it_go_on(tmp_path):
     assert runtime.get(runtime.remote(outer).remote(), LONG) == (True, True, [], True)
 
 
-def test_a_task_that_goes_on_after_wait_counts_as_running_again(shared, tmp_path):
-    def outer():
+@pytest.mark.parametrize("by", ["wait", "get"])
+def test_a_task_that_no_longer_waits_for_all_counts_as_running_again(shared, tmp_path, by):
+    def outer(by):
         late = runtime.remote(bodies.wait_for_file).remote(tmp_path / "go")
-        runtime.wait([late, runtime.remote(bodies.add).remote(1)], 1)
+        if by == "wait":
+            runtime.wait([late, runtime.remote(bodies.add).remote(1)], 1)
+        else:  # it raises before the late one is there
+            with contextlib.suppress(ZeroDivisionError):
+                runtime.get([runtime.remote(bodies.raises).remote(ZeroDivisionError), late])
         bodies.mark(tmp_path / "on")
         bodies.wait_for_file(tmp_path / "go")
 
-    ref = runtime.remote(outer).remote()
-    bodies.until(lambda: bodies.marks(tmp_path / "on"))
-    bodies.until(lambda: not any(p.blocked for p in shared.processes.values()), "nobody blocked")
-    (tmp_path / "go").touch()
-    runtime.get(ref, LONG)
-
-
-def test_a_task_goes_on_behind_get_that_has_raised_and_counts_as_running_again(shared, tmp_path):
-    def outer():
-        late = runtime.remote(bodies.wait_for_file).remote(tmp_path / "go")
-        with contextlib.suppress(ZeroDivisionError):
-            runtime.get([runtime.remote(bodies.raises).remote(ZeroDivisionError), late])
-        bodies.mark(tmp_path / "on")
-        bodies.wait_for_file(tmp_path / "go")
-
-    ref = runtime.remote(outer).remote()
+    ref = runtime.remote(outer).remote(by)
     bodies.until(lambda: bodies.marks(tmp_path / "on"))
     bodies.until(lambda: not any(p.blocked for p in shared.processes.values()), "nobody blocked")
     (tmp_path / "go").touch()
